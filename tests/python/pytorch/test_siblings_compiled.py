@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
+import weakref
 
 import nf4
 import pytest
@@ -16,6 +18,7 @@ import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 from nf4.torch import _operators_batch  # noqa: E402
 from nf4.torch._weight import WeightParts  # noqa: E402
+from nf4.torch.modules import siblings  # noqa: E402
 from siblings_cases import IN, Attention, Cross, Mlp, both, grads_of, same  # noqa: E402
 
 # ---- Compiled --------------------------------------------------------------------------
@@ -45,6 +48,61 @@ def test_a_compiled_graph_has_one_operator(graphs):
         assert same(compiled(x), alone(x))
         assert same(grads_of(joined, x, compiled), grads_of(alone, x))
     assert found and all(graph == ["linear_batch3"] for graph in found)
+
+
+@pytest.mark.parametrize("make", [Attention, Mlp])
+def test_guards_of_layers_are_compared_by_versions_of_dicts(make):
+    """A call of a compiled model that checks each guard by itself takes several times as long."""
+    torch._dynamo.reset()
+    joined, _ = both(make)
+    compiled = torch.compile(joined, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        compiled(torch.randn(3, IN))
+    entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(type(joined).forward.__code__)
+    guards = [line for entry in entries for line in str(entry.guard_manager).splitlines()]
+    layers = [line for line in guards if "GuardManager" in line and "NF4Linear" in line]
+    if not any("tag_safe=" in line for line in layers):
+        pytest.skip("this torch does not say how it compares guards")
+    assert layers and all("tag_safe=(True" in line for line in layers)
+
+
+def test_siblings_that_take_another_weight_are_compiled_anew(graphs):
+    found, backend = graphs
+    joined, alone = both()
+    compiled = torch.compile(joined, backend=backend, fullgraph=True)
+    x = torch.randn(3, IN)
+    compiled(x)
+    for model in (joined, alone):
+        dense = model.k_proj.dequantize()
+        other = nf4.torch.NF4Linear.from_quantized(nf4.torch.quantize(dense, blocksize=128))
+        model.k_proj.load_state_dict(other.state_dict(), assign=True, strict=False)
+        assert model.k_proj.blocksize == 128
+    assert same(compiled(x), alone(x)) and found[-1] == ["linear_batch3"]
+
+
+def test_a_sibling_that_is_gone_is_freed(graphs):
+    found, backend = graphs
+    joined, alone = both()
+    compiled = torch.compile(joined, backend=backend, fullgraph=True)
+    x = torch.randn(3, IN)
+    compiled(x)
+    codes = weakref.ref(joined.k_proj.weight)
+    for model in (joined, alone):
+        model.k_proj = model.k_proj.to_linear()
+    torch._dynamo.reset()
+    gc.collect()
+    assert codes() is None
+    assert same(compiled(x), alone(x)) and found[-1] == ["linear"] * 2
+
+
+def test_a_copy_that_lacks_siblings_is_compiled_alone(graphs):
+    found, backend = graphs
+    joined, alone = both()
+    x = torch.randn(3, IN)
+    for made in (copy.copy(joined.q_proj), copy.deepcopy(joined.k_proj)):
+        expected = (alone.q_proj if made._siblings[1] == 0 else alone.k_proj)(x)
+        assert torch.equal(torch.compile(made, backend=backend, fullgraph=True)(x), expected)
+    assert found == [["linear"]] * 2
 
 
 @pytest.mark.parametrize("make", [Attention, Mlp])
@@ -95,7 +153,7 @@ def test_compiled_products_are_taken_for_the_same_x_alone(batches, backend, othe
         assert found[0].requires_grad == expected[0].requires_grad
         of_k = [grads_of(model, x, lambda x, run=run: run(x)[1])[:1] for model, run in runs]
         assert same(*of_k)
-    assert batches == [3] and joined.q_proj._siblings[0]._ahead is None
+    assert batches == [3] and siblings._trace.ahead is None
 
 
 def test_products_left_over_in_a_trace_are_dropped(graphs):
@@ -114,7 +172,7 @@ def test_products_left_over_in_a_trace_are_dropped(graphs):
     for _ in range(2):
         x = torch.randn(3, IN)
         assert same(compiled(x), alone(x))
-        assert joined.q_proj._siblings[0]._ahead is None
+        assert siblings._trace.ahead is None
 
 
 def test_layers_that_are_alike_are_compiled_once(graphs):
@@ -160,7 +218,7 @@ def test_a_layer_that_is_compiled_alone_is_alone_soon(graphs):
     for _ in range(4):
         x = torch.randn(3, IN)
         assert torch.equal(compiled(x), alone.q_proj(x))
-    assert found[-1] == ["linear"] and joined.q_proj._siblings[0]._ahead is None
+    assert found[-1] == ["linear"] and siblings._trace.ahead is None
 
 
 @pytest.mark.parametrize("count", [2, 3])

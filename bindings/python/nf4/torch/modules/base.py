@@ -16,13 +16,15 @@ from nf4.torch._checks import require_dense, require_tensor, torch_dtype
 from nf4.torch._schemas import Parts
 from nf4.torch.modules import frozen_part
 from nf4.torch.modules.frozen_part import FrozenPart
-from nf4.torch.modules.siblings import Siblings
+from nf4.torch.modules.siblings import Siblings, traced_product
 from nf4.typing import DTypeLike
 
 if TYPE_CHECKING:
     from nf4.torch.distributed._cuts import CutOf
 
 _Self = TypeVar("_Self", bound="QuantizedModule")
+
+_OF_A_GROUP = ("_place", "_group")
 
 
 def torch_device(device: torch.device | str | int | None) -> torch.device | None:
@@ -71,6 +73,9 @@ class QuantizedModule(nn.Module):
 
     # Which part of its weight a layer has that tensor parallelism has cut, for checkpoints.
     cut_of: CutOf | None = None
+
+    def took_weight(self) -> None:
+        """Called once the module has a weight, which may be of another spec than before."""
 
     def forget(self) -> None:
         """What the module keeps beside its parts, and that holds their memory: they leave it."""
@@ -165,6 +170,10 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
     compute_dtype: torch.dtype | None
     # The group, and the layer's place in it.
     _siblings: tuple[Siblings, int] | None = None
+    # What a trace reads of them: the layer's place, and what the first of them knows of all. Never
+    # copied: a copy joins a group of its own.
+    _place: int | None = None
+    _group: dict[Any, Any] | None = None
     # What a style of nf4.torch.distributed has cut: 0, rows; 1, columns, the products with which
     # are summed over the ranks before the bias is added.
     tensor_parallel: int | None = None
@@ -198,6 +207,12 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
             return None
         return bias if bias.dtype == dtype else bias.to(dtype)
 
+    @staticmethod
+    def plain_parts(parameters: dict[str, Any], buffers: dict[str, Any], spec: Any) -> Parts | None:
+        """The weight of a layer with these parameters and buffers; None if it is elsewhere, as
+        under FSDP2."""
+        raise NotImplementedError
+
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
         """W, dense: [out_features, in_features]."""
         raise NotImplementedError
@@ -216,21 +231,35 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x is [..., in_features]. y is [..., out_features] in the dtype of x, or autocast's."""
         require_tensor("x", x)
-        dtype, wanted, siblings = x.dtype, self.compute_dtype, self._siblings
+        dtype, wanted = x.dtype, self.compute_dtype
         casts = (
             wanted is not None and wanted != dtype and not torch.is_autocast_enabled(x.device.type)
         )
         y = None
-        if siblings is not None:
-            group, place = siblings
-            y = group.product(place, self, x, wanted if casts else dtype)
+        if self._place is not None:
+            if torch.compiler.is_dynamo_compiling():
+                y = traced_product(self, x, wanted if casts else dtype)
+            else:
+                group, place = self._siblings
+                y = group.product(place, self, x, wanted if casts else dtype)
         if y is None:
             x = x.to(wanted) if casts else x
             y = self.multiply(x, self.bias_in(x.dtype))
         return y.to(dtype) if casts else y
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: own for name, own in self.__dict__.items() if name not in _OF_A_GROUP}
+
+    def _replicate_for_data_parallel(self: _Self) -> _Self:
+        replica = super()._replicate_for_data_parallel()
+        replica._siblings = replica._place = replica._group = None
+        return replica
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.took_weight()
+
+    def took_weight(self) -> None:
         if self._siblings is not None:
             group, place = self._siblings
             group.join(place, self)

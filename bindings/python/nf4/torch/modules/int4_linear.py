@@ -16,7 +16,7 @@ from nf4.errors import InvalidArgument
 from nf4.int4 import int4_shapes
 from nf4.torch import _foreign_int4, _int4_columns, functional
 from nf4.torch._checks import torch_dtype
-from nf4.torch._int4_weight import KEYS, Int4Parts
+from nf4.torch._int4_weight import KEYS, Int4Parts, Int4Spec
 from nf4.torch.modules.base import (
     QuantizedLinear,
     dense_weight,
@@ -120,6 +120,7 @@ class Int4Linear(QuantizedLinear):
         if weight.layout == "compressed-tensors":
             shape = torch.tensor(weight.shape, device=weight.packed.device)
             self.register_buffer(_SHAPE, shape)
+        self.took_weight()
 
     @classmethod
     def from_quantized(
@@ -181,10 +182,22 @@ class Int4Linear(QuantizedLinear):
         return self._buffers[KEYS[self.spec.layout]["packed"]]
 
     def parts(self) -> Int4Parts:
-        buffers, keys = self._buffers, KEYS[self.spec.layout]
-        read = buffers.__getitem__ if type(buffers[keys["packed"]]) is Tensor else self.stored
-        tensors = (read(keys.get(name, name)) for name in Int4Parts.names)
-        return Int4Parts(*tensors, self.spec)
+        made = self.plain_parts(self._parameters, self._buffers, self.spec)
+        if made is not None:
+            return made
+        keys = KEYS[self.spec.layout]
+        return Int4Parts(
+            *(self.stored(keys.get(name, name)) for name in Int4Parts.names), self.spec
+        )
+
+    @staticmethod
+    def plain_parts(
+        parameters: dict[str, Any], buffers: dict[str, Any], spec: Int4Spec
+    ) -> Int4Parts | None:
+        keys = KEYS[spec.layout]
+        if type(buffers[keys["packed"]]) is not Tensor:
+            return None
+        return Int4Parts(*(buffers[keys.get(name, name)] for name in Int4Parts.names), spec)
 
     def sharded_parts(self) -> dict[str, str]:
         keys = KEYS[self.spec.layout]

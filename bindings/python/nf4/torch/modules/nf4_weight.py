@@ -92,6 +92,7 @@ class NF4Weight(QuantizedModule):
         self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
         for name in SCALES:
             self.register_buffer(name, getattr(parts, name), persistent=False)
+        self.took_weight()
 
     @property
     def format(self) -> str:
@@ -133,18 +134,26 @@ class NF4Weight(QuantizedModule):
 
     def parts(self) -> WeightParts:
         # As in QuantizedLinear.bias_in: the layer's tensors as they are now, in the shortest way.
-        parameters, scales = self._parameters, self._buffers
-        absmax = scales["absmax"]
-        if type(absmax) is not Tensor:
-            return self._prepared_parts()
+        made = self.plain_parts(self._parameters, self._buffers, self.spec)
+        return self._prepared_parts() if made is None else made
+
+    @staticmethod
+    def plain_parts(
+        parameters: dict[str, Any], buffers: dict[str, Any], spec: Spec
+    ) -> WeightParts | None:
+        """The weight of a module with these parameters and buffers; None if it is elsewhere, as
+        under FSDP2."""
+        absmax = buffers["absmax"]
+        if type(absmax) is not Tensor or "weight" not in parameters:
+            return None
         weight = (
-            parameters["weight"] if "weight" in parameters else self.weight,
+            parameters["weight"],
             absmax,
-            scales["nested_absmax"],
-            scales["nested_code"],
-            scales["nested_offset"],
+            buffers["nested_absmax"],
+            buffers["nested_code"],
+            buffers["nested_offset"],
             None,
-            self.spec,
+            spec,
         )
         return tuple.__new__(WeightParts, weight)
 

@@ -6,12 +6,18 @@ The first layer computes the products of all, by an operator with an output for 
 others take theirs if they are called with the same x, in the same modes of torch and in the same
 trace or capture. They have the bits of single products then, unless x, a bias or a weight is
 written to between the calls: a trace shows no such write.
+
+What a trace reads of a group is in dicts of what does not change. In each call of a compiled model
+its guards compare no more than the version of these and of the layers' own dicts then. With an
+object, a list or a weak reference among them, or a write by the graph, each guard of the model is
+checked by itself, which takes several times as long (docs/design/python-overhead.md).
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +54,11 @@ def _adds_in_dtype(x: Tensor, dtype: torch.dtype) -> bool:
     return dtype == x.dtype
 
 
+def _leave(group: dict[Any, Any], place: int, _: Any) -> None:
+    """A layer is gone; its tensors shall be."""
+    group.pop(place, None)
+
+
 class Siblings:
     """Two or three layers. They are held weakly, and by their places in the group, which they keep
     when a model is copied or pickled: a layer alone has no siblings then."""
@@ -55,8 +66,9 @@ class Siblings:
     def __init__(self, count: int) -> None:
         self.count = count
         self._layers: list[weakref.ref[QuantizedLinear] | None] = [None] * count
-        # Not any more, once products were left over.
-        self._together = True
+        # What a trace reads: the members by place. They hold the layers' parameters and buffers,
+        # and not the layers. Not together any more, once products were left over.
+        self.group: dict[Any, Any] = {"count": count, "together": True}
         # x, its modes and state, and the products that are not taken yet, by place.
         self._ahead: tuple[Tensor, tuple[Any, ...], dict[int, Tensor]] | None = None
 
@@ -67,21 +79,34 @@ class Siblings:
         self.__init__(**state)
 
     def join(self, place: int, layer: QuantizedLinear) -> None:
-        """Nothing happens where the place is taken, as a shallow copy finds it."""
+        """Also where a layer's weight is of another spec than before. Nothing happens where the
+        place is taken by another, as a shallow copy finds it."""
         held = self._layers[place]
         if held is None or held() is None:
-            self._layers[place] = weakref.ref(layer)
+            self._layers[place] = weakref.ref(layer, functools.partial(_leave, self.group, place))
+        elif held() is not layer:
+            return
+        self.group[place] = {
+            "parameters": layer._parameters,
+            "buffers": layer._buffers,
+            "spec": layer.spec,
+            "parts": type(layer).plain_parts,
+        }
+        layer._place = place
+        layer._group = self.group if place == 0 else None
 
     def product(
         self, place: int, layer: QuantizedLinear, x: Tensor, dtype: torch.dtype
     ) -> Tensor | None:
-        """The product of one layer in a dtype; None if it is left to the layer."""
+        """While a CUDA graph is captured, the product of one layer in a dtype; None if it is left
+        to the layer."""
+        if _trace.ahead is not None:
+            _trace.separate(_trace.ahead)
         ahead = self._ahead
-        if not self._together or (ahead is None and place != 0):
+        if not self.group["together"] or (ahead is None and place != 0):
             return None
-        tracing = torch.compiler.is_dynamo_compiling()
-        capture = None if tracing else _capture.id_of(x)
-        if not tracing and capture is None:
+        capture = _capture.id_of(x)
+        if capture is None:
             if ahead is not None:
                 self._separate()
             return None
@@ -89,7 +114,7 @@ class Siblings:
         layers = [None if held is None else held() for held in self._layers]
         if layers[place] is not layer:
             return None
-        state = _modes_of(x) if capture is None else (*_modes_of(x), *_state_of(x, capture))
+        state = (*_modes_of(x), *_state_of(x, capture))
         if ahead is None:
             return self._first(layers, x, dtype, state)
         given, before, ys = ahead
@@ -101,9 +126,8 @@ class Siblings:
         return None
 
     def _separate(self) -> None:
-        """Where products are left over: x is of one alone, perhaps, or only one layer is
-        compiled. They are dropped."""
-        self._together, self._ahead = False, None
+        """Where products are left over: x is of one alone, perhaps. They are dropped."""
+        self.group["together"], self._ahead = False, None
 
     def _first(
         self,
@@ -122,3 +146,74 @@ class Siblings:
         )
         self._ahead = (x, state, dict(enumerate(others, 1)))
         return first
+
+
+# ---- In a trace ------------------------------------------------------------------------
+
+
+class _Ahead(NamedTuple):
+    """Products that are not taken yet, and what they are of. by_place: each with what the group
+    knows of its layer."""
+
+    group: dict[Any, Any]
+    x: Tensor
+    modes: tuple[Any, ...]
+    by_place: dict[int, tuple[Tensor, dict[str, Any]]]
+
+
+class _Trace:
+    """ahead: of the group whose first layer was called last. Left over where only that layer is
+    compiled, or x is of it alone."""
+
+    ahead: _Ahead | None
+
+    def __init__(self) -> None:
+        self.ahead = None  # of the object: a trace looks whether that has it
+
+    def separate(self, ahead: _Ahead) -> None:
+        ahead.group["together"], self.ahead = False, None
+
+
+_trace = _Trace()
+
+
+def traced_product(layer: QuantizedLinear, x: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Where torch.compile traces, the product of a layer of a group in a dtype; None if it is left
+    to the layer."""
+    place, ahead = layer._place, _trace.ahead
+    if layer.tensor_parallel == 1:  # which has no bias
+        return None
+    modes = (*_modes_of(x), dtype)
+    if place == 0:
+        return _trace_first(layer._group, x, modes) if ahead is None else _trace.separate(ahead)
+    if ahead is None:
+        return None
+    y, member = ahead.by_place.pop(place, (None, None))
+    if y is None or ahead.x is not x or ahead.modes != modes or not _is_of(member, layer):
+        return _trace.separate(ahead)
+    if not ahead.by_place:
+        _trace.ahead = None
+    return y
+
+
+def _is_of(member: dict[str, Any], layer: QuantizedLinear) -> bool:
+    """Is this what the group knows of the layer, and not of another's or before it changed? By
+    buffers, as a tensor that is compared in a trace has its guards checked in each call."""
+    return member["buffers"] is layer._buffers and member["spec"] == layer.spec
+
+
+def _trace_first(group: dict[Any, Any], x: Tensor, modes: tuple[Any, ...]) -> Tensor | None:
+    members, dtype = [group.get(place) for place in range(group["count"])], modes[-1]
+    if not group["together"] or None in members or not _adds_in_dtype(x, dtype):
+        return None
+    if not all("bias" in each["parameters"] for each in members):  # but a parametrization
+        return None
+    weights = [each["parts"](each["parameters"], each["buffers"], each["spec"]) for each in members]
+    if None in weights:
+        return None
+    biases = [each["parameters"]["bias"] for each in members]
+    biases = [bias if bias is None or bias.dtype == dtype else bias.to(dtype) for bias in biases]
+    ys = _operators_batch.linear_batch(x.to(dtype), biases, weights)
+    left = {place: (ys[place], members[place]) for place in range(1, group["count"])}
+    _trace.ahead = _Ahead(group, x, modes, left)
+    return ys[0]
