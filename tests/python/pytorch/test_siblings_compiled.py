@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch")
 
 import nf4.torch  # noqa: E402
+import nf4.torch.distributed  # noqa: E402
 import torch  # noqa: E402
 from nf4.torch import _operators_batch  # noqa: E402
 from nf4.torch._weight import WeightParts  # noqa: E402
@@ -31,7 +32,7 @@ def graphs():
     found = []
 
     def backend(graph, _inputs):
-        names = [str(node.target) for node in graph.graph.nodes if "nf4" in str(node.target)]
+        names = [str(node.target) for node in graph.graph.nodes if "nf4." in str(node.target)]
         found.append(sorted(name.split(".")[1] for name in names))
         return graph
 
@@ -50,20 +51,63 @@ def test_a_compiled_graph_has_one_operator(graphs):
     assert found and all(graph == ["linear_batch3"] for graph in found)
 
 
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("make", [Attention, Mlp])
-def test_guards_of_layers_are_compared_by_versions_of_dicts(make):
+def test_guards_of_layers_are_compared_by_versions_of_dicts(make, compute_dtype):
     """A call of a compiled model that checks each guard by itself takes several times as long."""
     torch._dynamo.reset()
     joined, _ = both(make)
+    for layer in joined.children():
+        layer.compute_dtype = compute_dtype
     compiled = torch.compile(joined, backend="eager", fullgraph=True)
     with torch.no_grad():
         compiled(torch.randn(3, IN))
     entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(type(joined).forward.__code__)
     guards = [line for entry in entries for line in str(entry.guard_manager).splitlines()]
-    layers = [line for line in guards if "GuardManager" in line and "NF4Linear" in line]
-    if not any("tag_safe=" in line for line in layers):
+    if guards and not any("tag_safe=" in line for line in guards):
         pytest.skip("this torch does not say how it compares guards")
+    layers = [line for line in guards if "GuardManager" in line and "NF4Linear" in line]
     assert layers and all("tag_safe=(True" in line for line in layers)
+
+
+@pytest.mark.parametrize("name", ["_parameters", "_buffers"])
+@pytest.mark.parametrize("layer", ["q_proj", "v_proj"])
+def test_siblings_with_other_dicts_are_compiled_anew(layer, name):
+    torch._dynamo.reset()
+    joined, alone = both()
+    compiled = torch.compile(joined, backend="eager", fullgraph=True)
+    x = torch.randn(3, IN)
+    assert same(compiled(x), alone(x))
+    for model in (joined, alone):
+        changed = model.get_submodule(layer)
+        tensors = getattr(changed, name)
+        other = torch.zeros_like(tensors["absmax" if name == "_buffers" else "weight"])
+        key = "absmax" if name == "_buffers" else "weight"
+        if name == "_parameters":
+            other = torch.nn.Parameter(other, requires_grad=False)
+        setattr(changed, name, {**tensors, key: other})
+    assert same(compiled(x), alone(x))
+
+
+def test_siblings_that_are_prepared_for_fsdp(graphs):
+    found, backend = graphs
+    joined, alone = both()
+    nf4.torch.distributed.prepare(joined)
+    x = torch.randn(3, IN)
+    assert same(torch.compile(joined, backend=backend, fullgraph=True)(x), alone(x))
+    assert found == [["linear_batch3"]]
+
+
+def test_products_left_over_hold_no_deleted_layer(graphs):
+    _, backend = graphs
+    joined, _ = both()
+    codes = weakref.ref(joined.k_proj.weight)
+    torch.compile(joined.q_proj, backend=backend)(torch.randn(3, IN))
+    assert siblings._trace.ahead is not None
+    del joined
+    torch._dynamo.reset()
+    gc.collect()
+    assert codes() is None and siblings._trace.ahead is None
 
 
 def test_siblings_that_take_another_weight_are_compiled_anew(graphs):

@@ -41,7 +41,7 @@ def separate(model: nn.Module) -> None:
     """Leaves each layer of a model to itself."""
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):
-            layer._siblings = layer._place = layer._group = None
+            layer._siblings = layer._place = layer._group = layer._member = None
 
 
 def join(model: nn.Module, *, unknown: bool = False) -> None:

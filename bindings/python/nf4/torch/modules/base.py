@@ -16,7 +16,7 @@ from nf4.torch._checks import require_dense, require_tensor, torch_dtype
 from nf4.torch._schemas import Parts
 from nf4.torch.modules import frozen_part
 from nf4.torch.modules.frozen_part import FrozenPart
-from nf4.torch.modules.siblings import Siblings, traced_product
+from nf4.torch.modules.siblings import Member, Siblings, traced_product
 from nf4.typing import DTypeLike
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _Self = TypeVar("_Self", bound="QuantizedModule")
 
-_OF_A_GROUP = ("_place", "_group")
+_OF_A_GROUP = ("_place", "_group", "_member")
 
 
 def torch_device(device: torch.device | str | int | None) -> torch.device | None:
@@ -157,23 +157,27 @@ class QuantizedModule(nn.Module):
             own[name] = value
         else:
             super().__setattr__(name, value)
+        if name in ("_parameters", "_buffers"):
+            self.took_weight()
 
 
 class QuantizedLinear(QuantizedModule, nn.Linear):
     """y = x W^T + bias, with a frozen W that is quantized.
 
     A derived class holds the codes in the parameter `weight` or in a buffer, and the scales in
-    buffers; no cast reaches buffers. It has parts and dequantize, its constructors, which call
-    _take_bias, and the keys of its state_dict.
+    buffers; no cast reaches buffers. It has parts, plain_parts and dequantize, its constructors,
+    which call _take_bias, and the keys of its state_dict.
     """
 
-    compute_dtype: torch.dtype | None
+    # By name: a dtype in a module has torch check its guards one by one (siblings.py).
+    _compute_dtype: str | None
     # The group, and the layer's place in it.
     _siblings: tuple[Siblings, int] | None = None
-    # What a trace reads of them: the layer's place, and what the first of them knows of all. Never
-    # copied: a copy joins a group of its own.
+    # What a trace reads of them: the layer's place, and what the first of them knows of all. Not in
+    # the layer's state: a copy joins a group of its own.
     _place: int | None = None
     _group: dict[Any, Any] | None = None
+    _member: Member | None = None
     # What a style of nf4.torch.distributed has cut: 0, rows; 1, columns, the products with which
     # are summed over the ranks before the bias is added.
     tensor_parallel: int | None = None
@@ -193,6 +197,15 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
             f"arguments"
         )
 
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        """What x and bias are cast to; None: the dtype of x. It may be set."""
+        return None if self._compute_dtype is None else getattr(torch, self._compute_dtype)
+
+    @compute_dtype.setter
+    def compute_dtype(self, dtype: torch.dtype | None) -> None:
+        self._compute_dtype = None if dtype is None else str(dtype).removeprefix("torch.")
+
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias in the dtype of x, or autocast's. x and bias are of one dtype."""
         return _operators.linear(x, bias, self.parts())
@@ -209,8 +222,8 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
 
     @staticmethod
     def plain_parts(parameters: dict[str, Any], buffers: dict[str, Any], spec: Any) -> Parts | None:
-        """The weight of a layer with these parameters and buffers; None if it is elsewhere, as
-        under FSDP2."""
+        """The weight of a layer with these parameters and buffers; None if it is elsewhere, or
+        sharded."""
         raise NotImplementedError
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
@@ -231,7 +244,8 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x is [..., in_features]. y is [..., out_features] in the dtype of x, or autocast's."""
         require_tensor("x", x)
-        dtype, wanted = x.dtype, self.compute_dtype
+        dtype, name = x.dtype, self._compute_dtype
+        wanted = None if name is None else getattr(torch, name)
         casts = (
             wanted is not None and wanted != dtype and not torch.is_autocast_enabled(x.device.type)
         )
@@ -252,7 +266,7 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
 
     def _replicate_for_data_parallel(self: _Self) -> _Self:
         replica = super()._replicate_for_data_parallel()
-        replica._siblings = replica._place = replica._group = None
+        replica._siblings = replica._place = replica._group = replica._member = None
         return replica
 
     def __setstate__(self, state: dict[str, Any]) -> None:

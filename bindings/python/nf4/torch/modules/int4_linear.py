@@ -24,6 +24,7 @@ from nf4.torch.modules.base import (
     require_memory,
     torch_device,
 )
+from nf4.torch.modules.frozen_part import FrozenPart
 from nf4.typing import DTypeLike, Int4Layout
 from nf4.weight import no_weight
 
@@ -195,9 +196,12 @@ class Int4Linear(QuantizedLinear):
         parameters: dict[str, Any], buffers: dict[str, Any], spec: Int4Spec
     ) -> Int4Parts | None:
         keys = KEYS[spec.layout]
+        tensors = [buffers[keys.get(name, name)] for name in Int4Parts.names]
         if type(buffers[keys["packed"]]) is not Tensor:
-            return None
-        return Int4Parts(*(buffers[keys.get(name, name)] for name in Int4Parts.names), spec)
+            if not isinstance(buffers[keys["packed"]], FrozenPart):
+                return None
+            tensors = [each.stored if isinstance(each, FrozenPart) else each for each in tensors]
+        return Int4Parts(*tensors, spec)
 
     def sharded_parts(self) -> dict[str, str]:
         keys = KEYS[self.spec.layout]

@@ -15,6 +15,7 @@ from nf4.errors import InvalidArgument
 from nf4.torch import _state, functional
 from nf4.torch._weight import Spec, WeightParts
 from nf4.torch.modules.base import QuantizedModule, require_memory
+from nf4.torch.modules.frozen_part import FrozenPart
 from nf4.typing import DTypeLike, FormatName
 from nf4.weight import no_weight
 
@@ -141,13 +142,17 @@ class NF4Weight(QuantizedModule):
     def plain_parts(
         parameters: dict[str, Any], buffers: dict[str, Any], spec: Spec
     ) -> WeightParts | None:
-        """The weight of a module with these parameters and buffers; None if it is elsewhere, as
-        under FSDP2."""
-        absmax = buffers["absmax"]
-        if type(absmax) is not Tensor or "weight" not in parameters:
+        """The weight of a module with these parameters and buffers; None if it is elsewhere, or
+        sharded."""
+        if "weight" not in parameters:
             return None
+        packed, absmax = parameters["weight"], buffers["absmax"]
+        if type(absmax) is not Tensor:
+            if not (isinstance(packed, FrozenPart) and isinstance(absmax, FrozenPart)):
+                return None
+            packed, absmax = packed.stored, absmax.stored
         weight = (
-            parameters["weight"],
+            packed,
             absmax,
             buffers["nested_absmax"],
             buffers["nested_code"],

@@ -4,8 +4,8 @@ is by itself, as one call for all is no faster then: it is the host that takes t
 
 The first layer computes the products of all, by an operator with an output for each, and the
 others take theirs if they are called with the same x, in the same modes of torch and in the same
-trace or capture. They have the bits of single products then, unless x, a bias or a weight is
-written to between the calls: a trace shows no such write.
+capture, or next where it is compiled. They have the bits of single products then, unless x, a bias
+or a weight is written to between the calls: a trace shows no such write.
 
 What a trace reads of a group is in dicts of what does not change. In each call of a compiled model
 its guards compare no more than the version of these and of the layers' own dicts then. With an
@@ -20,7 +20,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nf4._torch import device_of
 from nf4.torch import _capture, _operators_batch
@@ -57,11 +57,25 @@ def _adds_in_dtype(x: Tensor, dtype: torch.dtype) -> bool:
 def _leave(group: dict[Any, Any], place: int, _: Any) -> None:
     """A layer is gone; its tensors shall be."""
     group.pop(place, None)
+    left = _trace.ahead
+    if left is not None and left.group is group:
+        _trace.ahead = None
+
+
+class Member(nn.Module):
+    """What a trace knows of a layer of a group. A module, as torch.compile compares those by
+    identity, and what is in them by versions of dicts."""
+
+    def __init__(self, layer: QuantizedLinear) -> None:
+        super().__init__()
+        self.own_parameters, self.own_buffers = layer._parameters, layer._buffers
+        self.spec, self.parts = layer.spec, type(layer).plain_parts
 
 
 class Siblings:
-    """Two or three layers. They are held weakly, and by their places in the group, which they keep
-    when a model is copied or pickled: a layer alone has no siblings then."""
+    """Two or three layers. They are held weakly, their tensors until they are gone, and by their
+    places in the group, which they keep when a model is copied or pickled: a layer alone has no
+    siblings then."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -79,19 +93,15 @@ class Siblings:
         self.__init__(**state)
 
     def join(self, place: int, layer: QuantizedLinear) -> None:
-        """Also where a layer's weight is of another spec than before. Nothing happens where the
+        """Also where a layer has another weight than before. Nothing happens where the
         place is taken by another, as a shallow copy finds it."""
         held = self._layers[place]
         if held is None or held() is None:
             self._layers[place] = weakref.ref(layer, functools.partial(_leave, self.group, place))
         elif held() is not layer:
             return
-        self.group[place] = {
-            "parameters": layer._parameters,
-            "buffers": layer._buffers,
-            "spec": layer.spec,
-            "parts": type(layer).plain_parts,
-        }
+        self.group[place] = member = Member(layer)
+        layer.__dict__["_member"] = member  # and no child
         layer._place = place
         layer._group = self.group if place == 0 else None
 
@@ -100,8 +110,9 @@ class Siblings:
     ) -> Tensor | None:
         """While a CUDA graph is captured, the product of one layer in a dtype; None if it is left
         to the layer."""
-        if _trace.ahead is not None:
-            _trace.separate(_trace.ahead)
+        left = _trace.ahead
+        if left is not None:
+            _trace.separate(left)
         ahead = self._ahead
         if not self.group["together"] or (ahead is None and place != 0):
             return None
@@ -158,7 +169,7 @@ class _Ahead(NamedTuple):
     group: dict[Any, Any]
     x: Tensor
     modes: tuple[Any, ...]
-    by_place: dict[int, tuple[Tensor, dict[str, Any]]]
+    by_place: dict[int, tuple[Tensor, Member]]
 
 
 class _Trace:
@@ -185,33 +196,30 @@ def traced_product(layer: QuantizedLinear, x: Tensor, dtype: torch.dtype) -> Ten
         return None
     modes = (*_modes_of(x), dtype)
     if place == 0:
-        return _trace_first(layer._group, x, modes) if ahead is None else _trace.separate(ahead)
+        if ahead is not None:
+            _trace.separate(ahead)
+        group = layer._group
+        return _trace_first(group, x, modes) if group.get(0) is layer._member else None
     if ahead is None:
         return None
     y, member = ahead.by_place.pop(place, (None, None))
-    if y is None or ahead.x is not x or ahead.modes != modes or not _is_of(member, layer):
+    if member is not layer._member or ahead.x is not x or ahead.modes != modes:
         return _trace.separate(ahead)
     if not ahead.by_place:
         _trace.ahead = None
     return y
 
 
-def _is_of(member: dict[str, Any], layer: QuantizedLinear) -> bool:
-    """Is this what the group knows of the layer, and not of another's or before it changed? By
-    buffers, as a tensor that is compared in a trace has its guards checked in each call."""
-    return member["buffers"] is layer._buffers and member["spec"] == layer.spec
-
-
 def _trace_first(group: dict[Any, Any], x: Tensor, modes: tuple[Any, ...]) -> Tensor | None:
     members, dtype = [group.get(place) for place in range(group["count"])], modes[-1]
     if not group["together"] or None in members or not _adds_in_dtype(x, dtype):
         return None
-    if not all("bias" in each["parameters"] for each in members):  # but a parametrization
+    if not all("bias" in each.own_parameters for each in members):  # but a parametrization
         return None
-    weights = [each["parts"](each["parameters"], each["buffers"], each["spec"]) for each in members]
+    weights = [each.parts(each.own_parameters, each.own_buffers, each.spec) for each in members]
     if None in weights:
         return None
-    biases = [each["parameters"]["bias"] for each in members]
+    biases = [each.own_parameters["bias"] for each in members]
     biases = [bias if bias is None or bias.dtype == dtype else bias.to(dtype) for bias in biases]
     ys = _operators_batch.linear_batch(x.to(dtype), biases, weights)
     left = {place: (ys[place], members[place]) for place in range(1, group["count"])}
