@@ -11,12 +11,17 @@ unit of the dtype's precision. The best has the smallest mean, over all blocksiz
 
 relative to the mean square of normal weights. Errors whose mean is 0 add up with the square root of
 a row's elements; 64 is that of 4096. Tables with 1 (fp16_with_one) have the factor 1.
+
+Tables around one (around_one) have the entries divided by a unit and added to 1: binary32 numbers
+in [0.5, 2), of which bits 8 to 23 are stored. Every unit 2^15 / i is tried, so that 1 stays exact,
+and of those whose entries err by no more than a sixth of half of fp16's unit the best is taken.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -29,6 +34,7 @@ NOTHING = 1e-14
 NO_ERROR = 1e-10  # of a mean; less is what binary64 leaves of it
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 WEIGHT_OF_MEAN = 64
+AROUND_ONE = 1 << 15  # over the unit of numbers from 1 to 2
 FORMATS = ("nf4", "fp4")
 LABELS = {"Half": "fp16", "Bf16": "bf16"}
 
@@ -130,6 +136,35 @@ def best_table(format_name: str, dtype: Dtype, keep_one: bool) -> tuple[float, n
     return factor, np.copysign(by_code, codebook).astype(dtype.numpy)
 
 
+@functools.cache
+def best_around_one(format_name: str) -> tuple[int, np.ndarray]:
+    """i of the unit 2^15 / i, and the 16 numbers in [0.5, 2) by code."""
+    codebook = nf4.codebook(format_name)
+    order, ascending, weighted = in_order(codebook)
+    factors = np.arange(AROUND_ONE // 4 + 1, AROUND_ONE // 2 + 1) / AROUND_ONE
+    exact = 1 + ascending * factors[:, None]
+    unit = np.where(exact < 1, 0.5, 1) / AROUND_ONE
+    numbers = np.rint(exact / unit) * unit
+    values = (numbers - 1) / factors[:, None]
+    most = abs(ascending) * DTYPES[0].half_unit / 6
+    square, mean = errors(values, ascending, weighted)
+    cost = (square + (WEIGHT_OF_MEAN * mean) ** 2).mean(axis=1)
+    cost[(abs(values - ascending) > most).any(axis=1)] = math.inf
+    best = int(cost.argmin())
+    assert math.isfinite(cost[best]), f"no unit holds {format_name} around one"
+    by_code = np.empty(codebook.size)
+    by_code[order] = numbers[best]
+    return round(factors[best] * AROUND_ONE), by_code
+
+
+def around_one_table(format_name: str) -> str:
+    """Its C++."""
+    factor, numbers = best_around_one(format_name)
+    bits = numbers.astype(np.float32).view(np.uint32) >> 8 & 0xFFFF
+    entries = ", ".join(f"0x{entry:04x}" for entry in bits)
+    return f"{{{AROUND_ONE}.0f / {factor}, {{{entries}}}}}"
+
+
 def table(format_name: str, dtype: Dtype, keep_one: bool) -> str:
     """The C++ of a format in a dtype."""
     factor, numbers = best_table(format_name, dtype, keep_one)
@@ -139,33 +174,47 @@ def table(format_name: str, dtype: Dtype, keep_one: bool) -> str:
 
 def tables(format_name: str) -> str:
     """The end of a format's row, in C++ without line breaks."""
-    return ", ".join(table(*kind) for kind in KINDS if kind[0] == format_name)
+    tables = [table(*kind) for kind in KINDS if kind[0] == format_name]
+    return ", ".join([*tables, around_one_table(format_name)])
 
 
-def figures_of(format_name: str, dtype: Dtype, keep_one: bool) -> str:
-    """Of the codebook rounded as it is, and of the table: in blocks of 64 the root mean square
-    error and the mean error, and the largest mean error for any blocksize."""
+def figures_of(format_name: str, values: np.ndarray, as_it_is: np.ndarray) -> str:
+    """Of the codebook as it is in a dtype, and of a table's values by code: in blocks of 64 the
+    root mean square error and the mean error, and the largest mean error for any blocksize."""
     order, ascending, weighted = in_order(nf4.codebook(format_name))
-    factor, numbers = best_table(format_name, dtype, keep_one)
-    as_it_is = ascending.astype(dtype.numpy).astype(np.float64)
-    ways = np.stack([as_it_is, numbers[order].astype(np.float64) / factor])
-    square, mean = errors(ways, ascending, weighted)
+    square, mean = errors(np.stack([as_it_is[order], values[order]]), ascending, weighted)
     at_64 = BLOCKSIZES.index(64)
     return "   ".join(
         " ".join(
             f"{figure if abs(figure) > NO_ERROR else 0:8.1e}"
             for figure in (math.sqrt(square[way, at_64]), mean[way, at_64], abs(mean[way]).max())
         )
-        for way in range(len(ways))
+        for way in range(2)
     )
+
+
+def lines_of(format_name: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The label, the values by code and the codebook as it is, of each table of a format."""
+    codebook = nf4.codebook(format_name).astype(np.float64)
+    for name, dtype, keep_one in KINDS:
+        if name == format_name:
+            factor, numbers = best_table(name, dtype, keep_one)
+            label = LABELS[dtype.name] + (", with 1" if keep_one else "")
+            yield (
+                label,
+                numbers.astype(np.float64) / factor,
+                codebook.astype(dtype.numpy).astype(float),
+            )
+    factor, numbers = best_around_one(format_name)
+    yield "around 1", (numbers - 1) * AROUND_ONE / factor, codebook.astype(np.float16).astype(float)
 
 
 def figures() -> str:
     """The lines of the comment."""
     return "".join(
-        f"//   {name.upper()}, {LABELS[dtype.name]}{', with 1' if keep_one else '        '}"
-        f"  {figures_of(name, dtype, keep_one)}\n"
-        for name, dtype, keep_one in KINDS
+        f"//   {f'{name.upper()}, {label}':<17}  {figures_of(name, values, as_it_is)}\n"
+        for name in FORMATS
+        for label, values, as_it_is in lines_of(name)
     )
 
 

@@ -17,7 +17,8 @@ constexpr int kScaleCodeSize = 256;
 using Codebook = std::array<float, kCodebookSize>;
 using ScaleCode = std::array<float, kScaleCodeSize>;
 
-// Entry i of a codebook is entries[i], bits of a 16-bit float, times the unit.
+// Entry i of a codebook is entries[i], bits of a 16-bit float, times the unit; around_one below
+// has other bits.
 struct RoundedCodebook {
   float unit;
   uint16_t entries[kCodebookSize];
@@ -29,8 +30,12 @@ struct Format {
   Codebook codebook;  // by code
   RoundedCodebook bf16;
   RoundedCodebook fp16;
-  RoundedCodebook fp16_with_one;  // unit 1: for weights that are multiplied by a scale of 16 bits
-                                  // and rounded again, so that 1 stays exact
+  // For weights that are rounded once they are multiplied by a scale, which may have 16 bits, so
+  // that 1 is exact. For those in bf16: in fp16, of unit 1.
+  RoundedCodebook fp16_with_one;
+  // For those in fp16: bits 8 to 23 of the binary32 number 1 + entry / unit in [0.5, 2), of which
+  // the others are those of 0.5.
+  RoundedCodebook around_one;
 };
 
 // The 16-bit codebooks are found by tools/round_codebooks.py. Error of normal weights in blocks of
@@ -41,9 +46,11 @@ struct Format {
 //   NF4, bf16           1.4e-03  4.6e-04  4.7e-04    1.0e-03 -8.0e-06  1.4e-05
 //   NF4, fp16           1.8e-04 -2.9e-05  5.9e-05    1.1e-04  1.5e-07  3.0e-07
 //   NF4, fp16, with 1   1.8e-04 -2.9e-05  5.9e-05    1.9e-04 -1.6e-06  6.9e-06
+//   NF4, around 1       1.8e-04 -2.9e-05  5.9e-05    2.7e-05 -6.9e-07  1.0e-06
 //   FP4, bf16           1.3e-03  0.0e+00  0.0e+00    2.0e-08  0.0e+00  0.0e+00
 //   FP4, fp16           1.6e-04  0.0e+00  0.0e+00    2.0e-08  0.0e+00  0.0e+00
 //   FP4, fp16, with 1   1.6e-04  0.0e+00  0.0e+00    1.6e-04  0.0e+00  0.0e+00
+//   FP4, around 1       1.6e-04  0.0e+00  0.0e+00    2.0e-08  0.0e+00  0.0e+00
 inline constexpr Format kFormats[] = {
     // A sign bit (code 8 is -0) and the magnitudes {0, 0.0625, 8, 12, 4, 6, 2, 3} of
     // bitsandbytes, divided by 12.
@@ -59,7 +66,10 @@ inline constexpr Format kFormats[] = {
        0xbe00, 0xb800, 0xba00, 0xb400, 0xb600}},
      {1 / 1.0f,
       {0x0000, 0x1d55, 0x3955, 0x3c00, 0x3555, 0x3800, 0x3155, 0x3400, 0x8000, 0x9d55, 0xb955,
-       0xbc00, 0xb555, 0xb800, 0xb155, 0xb400}}},
+       0xbc00, 0xb555, 0xb800, 0xb155, 0xb400}},
+     {32768.0f / 8256,
+      {0x8000, 0x802b, 0x9580, 0xa040, 0x8ac0, 0x9020, 0x8560, 0x8810, 0x8000, 0x7faa, 0x5500,
+       0x3f80, 0x6a80, 0x5fc0, 0x7540, 0x6fe0}}},
     // Quantiles of the normal distribution: QLoRA (arXiv:2305.14314), appendix E.
     {NF4_FORMAT_NF4,
      "NF4",
@@ -75,7 +85,10 @@ inline constexpr Format kFormats[] = {
        0x3668, 0x382d, 0x3955, 0x3ada, 0x3cbd}},
      {1 / 1.0f,
       {0xbc00, 0xb992, 0xb833, 0xb652, 0xb48d, 0xb1e9, 0xadd4, 0x0000, 0x2d18, 0x3126, 0x33e0,
-       0x3568, 0x370d, 0x3880, 0x39c9, 0x3c00}}},
+       0x3568, 0x370d, 0x3880, 0x39c9, 0x3c00}},
+     {32768.0f / 15871,
+      {0x0402, 0x29ad, 0x3ee5, 0x4f09, 0x5cbb, 0x6917, 0x74b6, 0x8000, 0x84ef, 0x89fa, 0x8f42,
+       0x94f3, 0x9b53, 0xa2e1, 0xacd2, 0xbdff}}},
 #if defined(NF4_TEST_FORMAT)
     // For a test build: a format that this table alone knows. 16 equal steps, descending.
     {NF4_TEST_FORMAT,
@@ -91,7 +104,10 @@ inline constexpr Format kFormats[] = {
        0xb700, 0xb880, 0xb980, 0xba80, 0xbb80}},
      {1 / 1.0f,
       {0x3c00, 0x3aef, 0x39de, 0x38cd, 0x3777, 0x3555, 0x3266, 0x2c44, 0xac44, 0xb266, 0xb555,
-       0xb777, 0xb8cd, 0xb9de, 0xbaef, 0xbc00}}},
+       0xb777, 0xb8cd, 0xb9de, 0xbaef, 0xbc00}},
+     {32768.0f / 16380,
+      {0xbffc, 0xb774, 0xaeec, 0xa664, 0x9ddc, 0x9554, 0x8ccc, 0x8444, 0x7778, 0x6668, 0x5558,
+       0x4448, 0x3338, 0x2228, 0x1118, 0x0008}}},
 #endif
 };
 

@@ -178,18 +178,21 @@ TEST_CASE("many rows of x need workspace, and few do not", "[api]") {
     REQUIRE(nf4_matmul_workspace_size(call.weight, call.matmul, &found) == NF4_STATUS_OK);
     return found;
   };
-  CHECK(bytes(64, 4096, 64, NF4_DTYPE_BF16) == 0);
-  CHECK(bytes(65, 4096, 64, NF4_DTYPE_BF16) > 0);
-  CHECK(bytes(65, 4096, 64, NF4_DTYPE_FP16) > 0);
+  CHECK(bytes(8, 4096, 64, NF4_DTYPE_BF16) == 0);
+  CHECK(bytes(8, 4096, 64, NF4_DTYPE_FP16) == 0);
+  CHECK(bytes(9, 4096, 64, NF4_DTYPE_BF16) > 0);
+  CHECK(bytes(9, 4096, 64, NF4_DTYPE_FP16) > 0);
   CHECK(bytes(1 << 20, 4096, 64, NF4_DTYPE_BF16) > 0);
   CHECK(bytes(1 << 20, 4096, 64, NF4_DTYPE_BF16) < 22'500'000);
   // Their product is more than 64 bits have.
   call.tensor.rows = call.args.y_stride = int64_t{1} << 29;
   CHECK(bytes(int64_t{1} << 29, int64_t{1} << 29, 64, NF4_DTYPE_BF16) ==
         bytes(1 << 20, 4096, 64, NF4_DTYPE_BF16));
-  CHECK(bytes(65, 4096, 64, NF4_DTYPE_FP32) == 0);
-  CHECK(bytes(65, 4096 - 32, 64, NF4_DTYPE_BF16) == 0);
-  CHECK(bytes(65, 4096, 32, NF4_DTYPE_BF16) == 0);
+  for (const int64_t m : {9, 65}) {
+    CHECK(bytes(m, 4096, 64, NF4_DTYPE_FP32) == 0);
+    CHECK(bytes(m, 4096 - 32, 64, NF4_DTYPE_BF16) == 0);
+    CHECK(bytes(m, 4096, 32, NF4_DTYPE_BF16) == 0);
+  }
 }
 
 TEST_CASE("more rows of x never need less workspace", "[api]") {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -153,6 +154,44 @@ void check_any(const Codebook &codebook) {
   check_entries<T>(codebook, round_codebook<T>(codebook.data()));
 }
 
+float around_one(uint16_t entry) {
+  const uint32_t bits = 0x3f000000u | uint32_t{entry} << 8;
+  float number;
+  std::memcpy(&number, &bits, sizeof bits);
+  return number;
+}
+
+// Within a sixth of half a unit of fp16, so that 0 is 0.
+void check_around_one(const Codebook &codebook, const RoundedCodebook &rounded, const Error &most) {
+  std::vector<double> values;
+  for (int i = 0; i < kCodebookSize; ++i) {
+    values.push_back((double{around_one(rounded.entries[i])} - 1) * rounded.unit);
+    INFO("entry " << i << " is " << codebook[i] << ", around one " << values[i]);
+    CHECK(std::fabs(values[i] - codebook[i]) <=
+          Precision<Half>::kHalfUnit / 6 * std::fabs(codebook[i]));
+  }
+  Rng rng(0xc400000);
+  for (const int blocksize : {64, 1024}) {
+    const Error error = error_of(codebook, values, count_codes(rng, codebook, blocksize));
+    INFO("blocks of " << blocksize << ": rms " << error.rms << ", mean " << error.mean);
+    CHECK(error.rms <= most.rms);
+    CHECK(std::fabs(error.mean) <= most.mean);
+  }
+}
+
+// The weights of 1, -1 and 0, as the kernels make them, for each scale that is a number of fp16.
+void check_largest_around_one(const Codebook &codebook, const RoundedCodebook &rounded) {
+  for (uint32_t bits = 0; bits < 0x7c00; ++bits) {
+    const float exact = to_float(Half{static_cast<uint16_t>(bits)}), scale = exact * rounded.unit;
+    for (int i = 0; i < kCodebookSize; ++i) {
+      if (codebook[i] != 0 && std::fabs(codebook[i]) != 1) continue;
+      const float weight = std::fma(around_one(rounded.entries[i]), scale, -scale);
+      if (to_float(from_float<Half>(weight)) != codebook[i] * exact)
+        FAIL("entry " << i << " times " << exact << " is " << weight);
+    }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("the formats' codebooks in 16 bits have errors that cancel", "[core][accuracy]") {
@@ -164,6 +203,8 @@ TEST_CASE("the formats' codebooks in 16 bits have errors that cancel", "[core][a
     check_format<Half>(format.codebook, format.fp16, nf4 ? Error{1.6e-4, 1e-6} : none);
     check_entries<Half>(format.codebook, format.fp16_with_one);
     CHECK(format.fp16_with_one.unit == 1);
+    check_around_one(format.codebook, format.around_one, nf4 ? Error{4e-5, 2e-6} : none);
+    check_largest_around_one(format.codebook, format.around_one);
   }
   const Format &nf4 = kFormats[format_row(NF4_FORMAT_NF4)];
   check_format<Half>(nf4.codebook, nf4.fp16_with_one, {2.5e-4, 1e-5});

@@ -124,9 +124,9 @@ def require_host_arguments(stream: CudaStreamLike | None, workspace: MemoryLike 
 def matmul_workspace_bytes(
     weight: Weight[Any], m: int, dtype: DTypeLike, *, rank: int = 0, gradient: bool = False
 ) -> int:
-    """Bytes of workspace that `matmul` needs for m rows of x in device memory: 0 for up to 64
-    (integers: 8), unless the weight has a permutation or there is an adapter, and never more for
-    fewer rows.
+    """Bytes of workspace that `matmul` needs for m rows of x in device memory: 0 for up to 8,
+    unless the weight has a permutation, there is an adapter, or it is a gradient; and never more
+    for fewer rows.
 
     dtype     of x: "fp16", "bf16", or a numpy or torch dtype
     rank      of an adapter; 0: none
@@ -224,7 +224,7 @@ def matmul(
                device, and a numpy array for all else in host memory. Required for all else in
                device memory
     workspace  uint8 in device memory, of `matmul_workspace_bytes()` or more, 16-byte aligned.
-               Made for torch tensors; else required unless that is 0, as it is for up to 64 rows
+               Made for torch tensors; else required unless that is 0, as it is for up to 8 rows
                of x where the weight has no permutation. Calls that may run at the same time must
                not share one: they could hang
     threads    on the CPU: how many at most; 0: one for each processor. The result does not

@@ -60,23 +60,19 @@ bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int 
   // Past a row's end codes, scales and x are 0. Their product is 0 unless a caller's codebook
   // begins with an infinity or a NaN.
   const int whole = weight.codebook != nullptr ? kTileK : kStepK;
-  // LutScaledBf16 is for the formats' own codebooks.
-  if (weight.codebook != nullptr && problem.dtype == NF4_DTYPE_BF16 &&
-      kMatmulConfigs[which].scale_on == ScaleOn::kWeights)
+  // LutScaledBf16 and LutScaledFp16 are for the formats' own codebooks.
+  if (weight.codebook != nullptr && kMatmulConfigs[which].scale_on == ScaleOn::kWeights)
     return false;
   return weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
          wgmma_sizes_can_run(problem, gpu, which);
 }
 
 // Stored rows of tensor maps are multiples of 16 bytes, and 64 rows of W^T share scales, of which
-// all have 31 bits.
+// all have 31 bits. The codebook is as above.
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int which) {
   if (problem.dtype == NF4_DTYPE_FP32) return false;
   const Weight &weight = problem.weight;
-  // As above, past the last column.
-  if (weight.codebook != nullptr && (problem.dtype == NF4_DTYPE_BF16 || weight.cols % kTileK != 0))
-    return false;
-  return weight.rows % kStepK == 0 && weight.blocksize() >= kStepK &&
+  return weight.codebook == nullptr && weight.rows % kStepK == 0 && weight.blocksize() >= kStepK &&
          weight.blocks <= std::numeric_limits<int>::max() - kTileK * weight.rows &&
          wgmma_sizes_can_run(problem, gpu, which);
 }

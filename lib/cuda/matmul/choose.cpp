@@ -104,10 +104,11 @@ void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel 
     if (can_split_k(size, gpu, config, ctas)) plan_split_k(size, model, config, ctas, plan);
 }
 
-// CTAs share the rows evenly.
+// CTAs share the rows evenly, in whole warp tiles.
 template <class W>
 double skinny16_cycles(const W &weight, const GpuFacts &gpu, const CostModel &model) {
-  const int64_t rows = ceil_divide(weight.rows, gpu.multiprocessors);
+  const int64_t rows =
+      ceil_divide(ceil_divide(weight.rows, gpu.multiprocessors), kWarpTileN) * kWarpTileN;
   return model.skinny16_start + model.skinny16_element * static_cast<double>(rows * weight.cols);
 }
 double skinny16_cycles(const Int4Weight &weight, const GpuFacts &gpu, const CostModel &model) {

@@ -103,10 +103,7 @@ constexpr bool is_named(int config, const std::string_view (&names)[Count]) {
 
 // Whether there are kernels of a weight with a codebook in the configuration: not in that of
 // experts alone.
-constexpr bool has_codebook_kernel(int config) {
-  return is_stream_k(config) ? kMatmulConfigs[config].tile_m > 64
-                             : !is_named(config, {"wgmma_96x256"});
-}
+constexpr bool has_codebook_kernel(int config) { return !is_named(config, {"wgmma_96x256"}); }
 
 // Whether there are wgmma kernels of integer weights in the configuration. They have three layouts,
 // so they do without those that gain little (docs/design/matmul-wgmma.md, "Integer weights").

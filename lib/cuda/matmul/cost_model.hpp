@@ -39,15 +39,16 @@ struct CostModel {
   int64_t l2_kept_bytes;              // of packed weights that stay in L2 beside x and y
 };
 
-// From times at 1.755 GHz; the K-tiles of 176 and 208 rows are interpolated. The configuration of
-// least cycles was, for 24 products, within 4 % of the fastest of all that were timed.
+// From times in bf16 at 1.755 GHz; the K-tiles of 176 and 208 rows are interpolated. Of 50
+// products, 16 to 128 rows of x by ten weights, the configuration of least cycles was the fastest
+// of all that were timed for 44, and within 2.1 % of it for all.
 inline constexpr CostModel kH200 = {
     6000,                     // start
     1500,                     // tile
     {0,    0,    0,    0,     // k_tile: mma, skinny
      1200, 1440, 2040, 1065,  // up to 64 rows of x
      0,    1590, 1780, 1930, 2090, 2290, 2430, 2650, 1620,
-     1810, 1960, 2130, 2330, 2460, 2690, 0,    0,    0},
+     1810, 1960, 2130, 2330, 2460, 2690, 1440, 1065, 1200},
     1000,   // cluster_exchange
     200,    // cluster_cta
     0.5,    // cluster_sum
@@ -55,13 +56,13 @@ inline constexpr CostModel kH200 = {
     4000,   // stream_k_narrow
     0.28,   // stream_k_sum
     0.06,   // stream_k_peer
-    5200,   // split_k_exchange
+    6000,   // split_k_exchange
     0.225,  // split_k_sum
-    // From 19.8 us at 14336x4096, 7.9 at 4096x4096 and 20.5 at 4096x14336, within 2 %; at
-    // 28672x8192 it took 61.5, 13 % less, where wgmma takes less still.
+    // From 19.8 us at 14336x4096, 7.9 at 4096x4096 and 20.5 at 4096x14336, within 4 %; at
+    // 28672x8192 it took 61.5, 16 % less, where wgmma takes less still.
     5100,    // skinny16_start
     0.0675,  // skinny16_element
-    0.95,    // skinny16_margin
+    0.94,    // skinny16_margin
     // From 15.9 us at 14336x4096, 7.8 at 4096x4096 and 15.1 at 4096x14336 (GPTQ), within 4 %.
     8900,    // strip16_start
     0.0363,  // strip16_element

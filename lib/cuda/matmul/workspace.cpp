@@ -31,14 +31,14 @@ constexpr const MatmulConfig &stream_k_config(WgmmaSet set, int64_t m) {
 // So many rows of x fit into a narrower tile than any of stream-K, or into a skinny kernel's that
 // is faster; gradients have none.
 constexpr int64_t no_stream_k_up_to(WgmmaSet set) {
-  int64_t m = set == WgmmaSet::kIntegers ? kMatmulConfigs[kSkinny8].tile_m : 0;
+  int64_t m = set == WgmmaSet::kGrad ? 0 : kMatmulConfigs[kSkinny8].tile_m;
   for (int i = kFirstWgmma; i < kFirstStreamK; ++i) {
     const int64_t tile_m = kMatmulConfigs[i].tile_m;
     if (has_kernel(set, i) && tile_m > m && tile_m < stream_k_config(set, 1).tile_m) m = tile_m;
   }
   return m;
 }
-static_assert(no_stream_k_up_to(WgmmaSet::kCodebook) == 64 &&
+static_assert(no_stream_k_up_to(WgmmaSet::kCodebook) == 8 &&
               no_stream_k_up_to(WgmmaSet::kIntegers) == 8 &&
               no_stream_k_up_to(WgmmaSet::kGrad) == 0);
 

@@ -90,7 +90,9 @@ class LutScaledBf16 {
   LutEntries<__half> entries_;
 };
 
-// Weights in fp16, as dequantize rounds: entries in fp32 times the scale.
+// Weights in fp16, nearly as dequantize rounds: entries around one, as Format has them, which are
+// exact to a sixth of the weights' rounding. Only for the formats' own codebooks, and scales that
+// are multiplied by their unit.
 class LutScaledFp16 {
  public:
   using Element = __half;
@@ -98,24 +100,29 @@ class LutScaledFp16 {
   template <int Threads>
   static __device__ __forceinline__ float build(const LutCodebook &own, const float *codebook,
                                                 uint8_t *lut, int thread) {
-    const int index = static_cast<int>(threadIdx.x) % kCodebookSize;
-    const float entry = codebook == nullptr ? own.exact[index] : codebook[index];
-    fill_lut<8, Threads>(lut, thread, entry, [](float first, float second) {
-      const uint32_t a = __float_as_uint(first), b = __float_as_uint(second);
-      return uint4{a, b, a, b};
-    });
+    LutEntries<__half>::build<Threads>(own, codebook, lut, thread);
     return 1.0f;
   }
 
-  __device__ __forceinline__ explicit LutScaledFp16(const uint8_t *lut) : lut_(lut) {}
+  __device__ __forceinline__ explicit LutScaledFp16(const uint8_t *lut) : entries_(lut) {}
 
   __device__ __forceinline__ uint32_t operator()(uint32_t word, int, float scale) const {
-    const float2 entries = *reinterpret_cast<const float2 *>(lut_.address(word));
-    return pack_pair(__half{}, multiply_rn(entries.x, scale), multiply_rn(entries.y, scale));
+    const float2 entries = around_one(entries_(word));
+    return pack_pair(__half{}, scaled(entries.x, scale), scaled(entries.y, scale));
+  }
+
+  // Both entries of a look-up.
+  static __device__ __forceinline__ float2 around_one(uint32_t pair) {
+    constexpr uint32_t kHalf = 0x3f000000;  // 0.5, whose other bits are an entry's or 0
+    return {__uint_as_float(__byte_perm(pair, kHalf, 0x7104)),
+            __uint_as_float(__byte_perm(pair, kHalf, 0x7324))};
+  }
+  static __device__ __forceinline__ float scaled(float around_one, float scale) {
+    return __fmaf_rn(around_one, scale, -scale);
   }
 
  private:
-  QuadLut<8> lut_;
+  LutEntries<__half> entries_;
 };
 
 }  // namespace

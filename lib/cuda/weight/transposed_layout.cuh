@@ -100,8 +100,8 @@ class TransposedDecode {
   // Of both rows, columns 2t and 2t + 1, which have these scales.
   __device__ __forceinline__ uint2 operator()(uint32_t word, float2 scales) const {
     const float2 first = entries(first_.address(word)), second = entries(second_.address(word));
-    return {pack_pair(T{}, multiply_rn(first.x, scales.x), multiply_rn(second.x, scales.y)),
-            pack_pair(T{}, multiply_rn(first.y, scales.x), multiply_rn(second.y, scales.y))};
+    return {pack_pair(T{}, scaled(first.x, scales.x), scaled(second.x, scales.y)),
+            pack_pair(T{}, scaled(first.y, scales.x), scaled(second.y, scales.y))};
   }
   __device__ __forceinline__ uint2 operator()(uint32_t word, uint32_t scales) const {
     const __half2 of = *reinterpret_cast<const __half2 *>(&scales);
@@ -114,12 +114,15 @@ class TransposedDecode {
  private:
   static __device__ __forceinline__ float2 entries(const uint8_t *at) {
     if constexpr (kFp16)
-      return *reinterpret_cast<const float2 *>(at);
+      return LutScaledFp16::around_one(*reinterpret_cast<const uint32_t *>(at));
     else
       return __half22float2(*reinterpret_cast<const __half2 *>(at));
   }
+  static __device__ __forceinline__ float scaled(float entry, float scale) {
+    return kFp16 ? LutScaledFp16::scaled(entry, scale) : multiply_rn(entry, scale);
+  }
 
-  const QuadLut<kFp16 ? 8 : 4> first_, second_;
+  const QuadLut<4> first_, second_;
 };
 
 }  // namespace

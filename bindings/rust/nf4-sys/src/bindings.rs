@@ -665,14 +665,16 @@ functions! {
 
  Further differences from exact arithmetic:
    rounding    in 16 bits the entries, or the entries times the scale, may first be
-               rounded to the dtype. The errors of the latter, those of a dense weight
-               of that dtype, have a nonzero mean in each block; if a row of x has a
-               nonzero mean too, they add up, the more the larger the blocks.
+               rounded to the dtype. Before the latter an entry may err by a sixth of that
+               rounding. The errors of the latter, those of a dense weight of that dtype,
+               have a nonzero mean in each block; if a row of x has a nonzero mean too, they
+               add up, the more the larger the blocks.
    overflow    x may be multiplied by the entries (in 16 bits, and in fp32 on a GPU, by
                up to twice the entries) and summed before the scale is applied: a sum
                that exceeds binary32 is infinite, even if the scale would bring it back,
                as 1e-3 does with 2e38 + 2e38. In fp16 so is a p beyond 65504, and on a
-               GPU a scale * p.
+               GPU a scale * p. In fp16 on a GPU what a block with a scale of more than 8e37
+               adds may be NaN.
    fp32        on a GPU, an x is kept to 2^-23 of itself or 2^-40 of the largest of 256
                neighbours, whichever is more, and an entry likewise beside the largest of
                the codebook; what is infinite with an infinite x or entry may be NaN.
@@ -708,7 +710,8 @@ functions! {
  args->x is dy, and x_stride at least rows; args->y is dx, and y_stride at least cols; bias is
  NULL. With a lora dx = dy W + scale p A, and p = dy B. All else is as in the functions
  above, the roles of rows and cols exchanged: dx is empty if m or cols is 0, and 0 if rows is.
- Weights times their scales may be rounded to the dtype, as dequantize does; fp32 is of any m.
+ In 16 bits the entries times the scale may be rounded to the dtype, after errors of up to
+ three eighths of that rounding. fp32 is of any m.
 
  INVALID_ARGUMENT: as for those, and if bias is not NULL.*/
     pub fn nf4_matmul_grad_workspace_size(

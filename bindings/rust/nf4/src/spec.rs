@@ -128,7 +128,7 @@ impl Spec {
     }
 
     /// Workspace of a [`matmul_launch`](crate::device::matmul_launch) of `m` contiguous rows, in
-    /// bytes: 0 for up to 64 rows, and never more for fewer rows. None is needed on the CPU.
+    /// bytes: 0 for up to 8 rows, and never more for fewer rows. None is needed on the CPU.
     ///
     /// # Errors
     /// As [`Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m`

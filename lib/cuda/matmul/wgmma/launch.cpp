@@ -78,8 +78,11 @@ LutCodebook decode_args(const WeightView &weight, nf4_dtype dtype, ScaleOn scale
   const Format &format = kFormats[weight.format_row];
   LutCodebook codebook{};
   std::copy(format.codebook.begin(), format.codebook.end(), codebook.exact);
-  codebook.rounded =
-      scale_on == ScaleOn::kSums ? rounded_codebook(weight, dtype) : format.fp16_with_one;
+  const bool around_one = scale_on == ScaleOn::kWeights && dtype == NF4_DTYPE_FP16;
+  codebook.rounded = around_one                      ? format.around_one
+                     : scale_on == ScaleOn::kWeights ? format.fp16_with_one
+                                                     : rounded_codebook(weight, dtype);
+  codebook.scale_factor = around_one ? format.around_one.unit : 1.0f;
   return codebook;
 }
 Int4DecodeArgs decode_args(const Int4View &weight, nf4_dtype, ScaleOn) {

@@ -126,7 +126,8 @@ class ScaleLoader {
       float2 *const to = acquire();
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        to[thread_ + i * kScaleThreads] = vectors[i].finish(k_tile % kVectorKTiles, table_);
+        to[thread_ + i * kScaleThreads] =
+            decoded(vectors[i].finish(k_tile % kVectorKTiles, table_));
       if ((k_tile + 1) % kVectorKTiles == 0 && k_tile + 1 < work.k_tile_end)
         fetch_vectors(work, n_end, (k_tile + 1) / kVectorKTiles, vectors);
       commit();
@@ -153,7 +154,7 @@ class ScaleLoader {
         const float second = Scales::finish(fetched[i][1], table_);
         // 0 past the last step, where another row's might make an infinity.
         const bool exists = (k_tile * 2 + 1) * kStepK < weight_.cols;
-        to[thread_ + i * kScaleThreads] = {first, exists ? second : 0.0f};
+        to[thread_ + i * kScaleThreads] = decoded({first, exists ? second : 0.0f});
         scales.fetch(elements[i], min(k_tile + 1, work.k_tile_end - 1) * 2, fetched[i]);
       }
       commit();
@@ -191,6 +192,12 @@ class ScaleLoader {
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
       to[i] = Vector::template fetch<LoadGlobal>(weight_, vector_block(work, n_end, index, i));
+  }
+
+  // As the decoding wants them.
+  __device__ __forceinline__ float2 decoded(float2 scales) const {
+    const float factor = args_.decode.scale_factor;
+    return {scales.x * factor, scales.y * factor};
   }
 
   __device__ __forceinline__ float2 *acquire() const {

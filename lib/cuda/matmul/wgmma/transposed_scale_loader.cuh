@@ -242,7 +242,8 @@ class TransposedScaleLoader {
         scales = fetched[i].finish(table_);
         right &= TransposedScaleStage::is_right(scales, least_right_);
       }
-      to.store(column, scales);
+      const float factor = args_.decode.scale_factor;
+      to.store(column, {scales.x * factor, scales.y * factor});
       if constexpr (kHasFp16Scales<Tile>) to.store_fp16(column, scales);
     }
     if constexpr (kHasFp16Scales<Tile>) to.store_right(thread_ / 32, __all_sync(0xffffffff, right));
