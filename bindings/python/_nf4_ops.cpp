@@ -84,6 +84,59 @@ PyObject *take_packed(PyObject *, PyObject *kind) {
   Py_RETURN_NONE;
 }
 
+// ---- bitsandbytes' weights ----------------------------------------------------------
+
+// NULL where the dict, of an object, lacks it.
+Owned attribute(const Owned &of_object, PyObject *name) {
+  return Owned(Py_XNewRef(PyDict_GetItemWithError(of_object.get(), name)));
+}
+
+// NULL without an exception for what only bitsandbytes knows.
+PyObject *parts_of_state(PyObject *packed, PyObject *state, PyObject *spec_of) {
+  // A QuantState has a __getattr__, which makes its attributes slow.
+  const Owned own(PyObject_GenericGetDict(state, nullptr));
+  if (!own) return nullptr;
+  const Owned repacked = attribute(own, python.packing_format_for_cpu);
+  if (repacked && PyObject_IsTrue(repacked.get()) != 0) return nullptr;
+  const Owned outer = attribute(own, python.state2), absmax = attribute(own, python.absmax),
+              shape = attribute(own, python.shape), quant_type = attribute(own, python.quant_type),
+              blocksize = attribute(own, python.blocksize);
+  if (!outer || !absmax || !shape || !quant_type || !blocksize) return nullptr;
+  Owned nested_absmax(Py_NewRef(Py_None)), code(Py_NewRef(Py_None)), offset(Py_NewRef(Py_None)),
+      nested_blocksize(PyLong_FromLong(0));
+  if (outer.get() != Py_None) {
+    const Owned of_outer(PyObject_GenericGetDict(outer.get(), nullptr));
+    if (!of_outer) return nullptr;
+    nested_absmax = attribute(of_outer, python.absmax);
+    code = attribute(of_outer, python.code);
+    offset = attribute(own, python.offset);
+    nested_blocksize = attribute(of_outer, python.blocksize);
+  }
+  if (!nested_absmax || !code || !offset || !nested_blocksize) return nullptr;
+  const Owned numbers(
+      PyTuple_Pack(4, shape.get(), quant_type.get(), blocksize.get(), nested_blocksize.get()));
+  const Owned spec(numbers ? PyObject_Call(spec_of, numbers.get(), nullptr) : nullptr);
+  if (!spec || spec.get() == Py_None) return nullptr;
+  return PyTuple_Pack(7, packed, absmax.get(), nested_absmax.get(), code.get(), offset.get(),
+                      Py_None, spec.get());
+}
+
+PyDoc_STRVAR(state_parts_doc,
+             "state_parts(packed, state, spec_of)\n--\n\n"
+             "The fields of a WeightParts of a bitsandbytes QuantState, whose Spec is "
+             "spec_of(shape, quant_type, blocksize, nested_blocksize); None if that is None, and "
+             "for a state without what is read or with a KeyError or TypeError in it.");
+PyObject *state_parts(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  if (!count_is(count, 3)) return nullptr;
+  if (python.tensor == nullptr) return none();  // nothing is registered
+  PyObject *made = parts_of_state(arguments[0], arguments[1], arguments[2]);
+  if (made != nullptr) return made;
+  // A list for shape, for instance, has no hash.
+  const bool is_left = !PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_KeyError) ||
+                       PyErr_ExceptionMatches(PyExc_TypeError);
+  return is_left ? none() : nullptr;
+}
+
 // ---- Registration --------------------------------------------------------------------
 
 // Fills in a struct of functions from a sequence of their addresses.
@@ -137,12 +190,21 @@ PyObject *register_operators(PyObject *, PyObject *arguments) {
     return nullptr;
   if (!fill(of_torch, torch) || !fill(of_nf4, nf4)) return nullptr;
   if (PySequence_Size(of_blas) != 0 && !fill(of_blas, blas)) return nullptr;
+  const auto name = PyUnicode_InternFromString;
   python = {exchange_of(tensor),
             Py_NewRef(tensor),
             Py_NewRef(parameter),
-            PyUnicode_InternFromString("is_neg"),
-            PyUnicode_InternFromString("new_empty"),
-            nullptr};
+            name("is_neg"),
+            name("new_empty"),
+            nullptr,
+            name("packing_format_for_cpu"),
+            name("state2"),
+            name("offset"),
+            name("absmax"),
+            name("code"),
+            name("blocksize"),
+            name("shape"),
+            name("quant_type")};
   if (python.exchange == nullptr || PyErr_Occurred()) return nullptr;
   codes = {torch.uint8(),    torch.int32(), torch.float32(), torch.float16(),
            torch.bfloat16(), torch.cpu(),   torch.cuda()};
@@ -160,6 +222,7 @@ extern "C" {
 PyMethodDef nf4_operator_methods[] = {
     {"linear", method(linear), METH_FASTCALL, linear_doc},
     {"dequantize", method(dequantize), METH_FASTCALL, dequantize_doc},
+    {"state_parts", method(state_parts), METH_FASTCALL, state_parts_doc},
     {"take_packed", take_packed, METH_O, take_packed_doc},
     {"operator_functions", functions, METH_NOARGS, functions_doc},
     {"register_operators", register_operators, METH_VARARGS, register_doc},

@@ -7,17 +7,27 @@
 
 #include <array>
 #include <exception>
+#include <memory>
 
 #include "_nf4_body.hpp"
 #include "_nf4_dlpack.h"
 
 namespace nf4_torch {
 
+// A strong reference, or none.
+struct Release {
+  void operator()(PyObject *object) const { Py_DECREF(object); }
+};
+using Owned = std::unique_ptr<PyObject, Release>;
+
 struct Python {
   const dl_exchange *exchange;
   PyObject *tensor, *parameter;  // the types torch.Tensor and torch.nn.Parameter
   PyObject *is_neg, *new_empty;  // names of methods
   PyObject *packed;              // a class of packed bytes, or NULL
+  // Names of attributes of bitsandbytes' QuantState.
+  PyObject *packing_format_for_cpu, *state2, *offset, *absmax, *code, *blocksize, *shape,
+      *quant_type;
 };
 inline Python python;
 
@@ -96,12 +106,12 @@ inline bool is_output(const dl_tensor &out, const dl_tensor &x, int64_t elements
          elements_of(&out) == elements && is_contiguous(&out, elements);
 }
 
-// A new y beside x, of sizes that torch gets as they are.
-inline PyObject *new_beside(PyObject *x, PyObject *sizes) {
-  if (sizes == nullptr) return nullptr;
-  PyObject *y = PyObject_CallMethodObjArgs(x, python.new_empty, sizes, nullptr);
-  Py_DECREF(sizes);
-  return y;
+// A new y beside x, of a tuple of sizes. They are passed one by one: torch tries first whether a
+// tuple is an integer, and drops the TypeError, which takes half as long as making y.
+inline PyObject *new_beside(PyObject *x, PyObject *given_sizes) {
+  const Owned sizes(given_sizes);
+  const Owned new_empty(sizes ? PyObject_GetAttr(x, python.new_empty) : nullptr);
+  return new_empty ? PyObject_Call(new_empty.get(), sizes.get(), nullptr) : nullptr;
 }
 
 // The same, [..., rows].

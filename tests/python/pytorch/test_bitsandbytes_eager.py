@@ -25,6 +25,8 @@ from bitsandbytes_cases import (  # noqa: E402
 )
 from nf4.torch import _fast  # noqa: E402
 from nf4.torch import bitsandbytes as backend  # noqa: E402
+from nf4.torch._weight import Spec  # noqa: E402
+from nf4.torch.bitsandbytes import eager  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -262,6 +264,71 @@ def test_a_shape_of_another_type(shape, served):
     expected = made(x)
     made.weight.quant_state.shape = shape
     assert torch.equal(made(x), expected)
+
+
+# ---- What is read of a state ------------------------------------------------------------
+
+
+def parts(packed, state):
+    return _fast.state_parts(packed, state, eager._spec)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_parts_of_a_state(nested):
+    packed, state = packed_of(layer(nested=nested))
+    outer = state.state2
+    scales = (outer.absmax, outer.code, state.offset) if nested else (None, None, None)
+    *tensors, spec = parts(packed, state)
+    expected = [packed, state.absmax, *scales, None]
+    assert all(found is each for found, each in zip(tensors, expected, strict=True))
+    assert spec == Spec.of((OUT, IN), "nf4", 64, 256 if nested else 0)
+    state.packing_format_for_cpu = False
+    assert parts(packed, state) is not None
+
+
+LEFT = {
+    **{
+        f"no {name}": lambda state, name=name: vars(state).pop(name)
+        for name in ("absmax", "shape", "blocksize", "quant_type", "state2", "offset")
+    },
+    **{
+        f"no {name} of scales": lambda state, name=name: vars(state.state2).pop(name)
+        for name in ("absmax", "code", "blocksize")
+    },
+    "repacked": lambda state: setattr(state, "packing_format_for_cpu", True),
+    "a list": lambda state: setattr(state, "shape", [OUT, IN]),
+    "no dimensions": lambda state: setattr(state, "shape", None),
+    "three dimensions": lambda state: setattr(state, "shape", (1, OUT, IN)),
+    "another format": lambda state: setattr(state, "quant_type", "int8"),
+    "another blocksize of scales": lambda state: setattr(state.state2, "blocksize", 128),
+}
+
+
+@pytest.mark.parametrize("change", LEFT.values(), ids=LEFT)
+def test_a_state_without_what_is_read(change):
+    packed, state = packed_of(layer())
+    change(state)
+    assert parts(packed, state) is None
+
+
+def test_other_exceptions_are_raised():
+    packed, state = packed_of(layer())
+
+    def raises(error):
+        def spec_of(*_):
+            raise error
+
+        return spec_of
+
+    assert _fast.state_parts(packed, state, raises(KeyError())) is None
+    with pytest.raises(ZeroDivisionError):
+        _fast.state_parts(packed, state, raises(ZeroDivisionError()))
+    state.state2 = 1
+    with pytest.raises(AttributeError):
+        parts(packed, state)
+
+
+# ---- Under transforms and torch.compile ------------------------------------------------
 
 
 def test_derivatives_in_forward_mode_are_as_they_were():

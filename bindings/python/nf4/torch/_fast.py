@@ -9,7 +9,7 @@ is torch.ops.nf4._linear, ._linear_batch2, ._linear_batch3 and ._dense_like, tho
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,15 @@ def linear_grouped(
     return None
 
 
+def state_parts(
+    packed: Tensor, state: Any, spec_of: Callable[[Any, Any, Any, Any], Any]
+) -> tuple[Any, ...] | None:
+    """The fields of a WeightParts of a bitsandbytes QuantState, whose Spec is spec_of(shape,
+    quant_type, blocksize, nested_blocksize). None if that is None, and for a state without what is
+    read or with a KeyError or TypeError in it."""
+    return None
+
+
 def take_packed(kind: type[Tensor]) -> None:
     """Makes `linear` and `dequantize` take packed bytes that are of this class, in any dtype."""
 
@@ -126,4 +135,5 @@ if registered:
     adapter_grad = _prepared._nf4_fast.adapter_grad
     adapted_grads = _prepared._nf4_fast.adapted_grads
     linear_grouped = _prepared._nf4_fast.linear_grouped
+    state_parts = _prepared._nf4_fast.state_parts
     take_packed = _prepared._nf4_fast.take_packed

@@ -44,23 +44,6 @@ def _spec(
     return Spec.of(shape, quant_type, blocksize, nested_blocksize)
 
 
-def _weight_of(packed: Tensor, state: Any) -> tuple[Any, ...] | None:
-    """The fields of a WeightParts; None for a state that only the original knows."""
-    # A QuantState has a __getattr__, which makes its attributes slow.
-    of_state = state.__dict__
-    if of_state.get("packing_format_for_cpu"):
-        return None
-    outer = of_state["state2"]
-    if outer is None:
-        scales, nested_blocksize = (None, None, None), 0
-    else:
-        of_outer = outer.__dict__
-        scales = (of_outer["absmax"], of_outer["code"], of_state["offset"])
-        nested_blocksize = of_outer["blocksize"]
-    spec = _spec(of_state["shape"], of_state["quant_type"], of_state["blocksize"], nested_blocksize)
-    return None if spec is None else (packed, of_state["absmax"], *scales, None, spec)
-
-
 # ---- Gradients -------------------------------------------------------------------------
 
 
@@ -134,10 +117,7 @@ def weights_of(bitsandbytes: Any) -> WeightOf:
             return None
         if x.device not in ready and not is_ours(x):
             return None
-        try:
-            return _weight_of(packed, state)
-        except (KeyError, TypeError):  # a state with a list for shape, for instance
-            return None
+        return _fast.state_parts(packed, state, _spec)
 
     return weight_of
 
@@ -193,10 +173,9 @@ def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
     return classmethod(apply)
 
 
-def _in_bf16(layer: Any, x: Tensor, QuantState: type) -> bool:
+def _in_bf16(layer: Any, state: Any, x: Tensor, QuantState: type) -> bool:
     """Would bitsandbytes itself, on a CPU with AVX512-BF16, compute this call in bf16, though its
     dtype is another one? It does in eval mode, for an x without gradients."""
-    state = layer.weight.quant_state
     if layer.training or x.requires_grad or type(state) is not QuantState:
         return False
     rows, cols = state.shape
@@ -247,14 +226,15 @@ def forward(
     QuantState = bitsandbytes.functional.QuantState
     rounds = bitsandbytes.functional.has_avx512bf16()  # that of nn.modules is replaced
 
-    def in_bf16(self: Any, x: Tensor) -> bool:
-        if not rounds or given_back or bitsandbytes.matmul_4bit is not ours or not x.is_cpu:
+    def in_bf16(self: Any, x: Tensor) -> bool:  # on the CPU
+        if not rounds or given_back or bitsandbytes.matmul_4bit is not ours:
             return False
-        if self.support_avx512bf16_for_cpu or type(self.weight) is not Params4bit:
+        weight = self._parameters.get("weight")  # self.weight takes 0.4 us
+        if self.support_avx512bf16_for_cpu or type(weight) is not Params4bit:
             return False
-        return _in_bf16(self, x, QuantState)
+        return _in_bf16(self, weight.quant_state, x, QuantState)
 
-    def weight_and_bias(self: Any, x: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    def weight_and_bias(self: Any, on_cpu: bool) -> tuple[Tensor, Tensor | None] | None:
         # A later patch of the function that the original calls is to be called.
         if is_dynamo_compiling() or bitsandbytes.matmul_4bit is not ours:
             return None
@@ -264,12 +244,13 @@ def forward(
         weight = parameters.get("weight")
         if type(weight) is not Params4bit or not own.get("compute_type_is_set"):
             return None
-        if x.is_cpu and self.support_avx512bf16_for_cpu:
+        if on_cpu and self.support_avx512bf16_for_cpu:
             return None  # the original may change the layout
         return weight, parameters["bias"] if "bias" in parameters else self.bias
 
     def operands(self: Any, x: Tensor) -> tuple[WeightParts, Tensor | None, torch.dtype] | None:
-        found = None if in_bf16(self, x) else weight_and_bias(self, x)
+        on_cpu = x.is_cpu
+        found = None if on_cpu and in_bf16(self, x) else weight_and_bias(self, on_cpu)
         if found is None:
             return None
         packed, bias = found
@@ -282,9 +263,10 @@ def forward(
 
     @functools.wraps(original)
     def forward(self: Any, x: Tensor) -> Tensor:
-        if in_bf16(self, x):
+        on_cpu = x.is_cpu
+        if on_cpu and in_bf16(self, x):
             return _rounded(self, x, ours)
-        found = weight_and_bias(self, x)
+        found = weight_and_bias(self, on_cpu)
         if found is None:
             return original(self, x)
         weight, bias = found
