@@ -330,7 +330,7 @@ def dequantize(weight: Parts, dtype: torch.dtype) -> Tensor:
     """The weight in a dtype: torch.ops.nf4.dequantize, likewise."""
     if not torch.compiler.is_dynamo_compiling() and _private.is_idle():
         if not (torch.is_grad_enabled() and _private.any_requires_grad(*weight)):
-            out = torch.empty(weight.spec.shape, dtype=dtype, device=weight.packed.device)
+            out = torch.empty(*weight.spec.shape, dtype=dtype, device=weight.packed.device)
             if _fast.dequantize(out, weight):
                 return out
     return OPERATORS[type(weight)].dequantize(*weight.arguments(), dtype)
