@@ -6,6 +6,7 @@
 
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/cost_model.hpp"
+#include "cuda/matmul/kernel_sets.hpp"
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
@@ -51,11 +52,6 @@ bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int 
 bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
 
-constexpr bool has_wgmma_kernel(const Weight &, int config) { return has_codebook_kernel(config); }
-constexpr bool has_wgmma_kernel(const Int4Weight &, int config) { return has_int4_kernel(config); }
-constexpr bool has_wgmma_kernel(const TransposedWeight &, int config) {
-  return has_grad_kernel(config);
-}
 template <class W>
 bool wgmma_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   return has_wgmma_kernel(problem.weight, config) && wgmma_shape_can_run(problem, gpu, config);

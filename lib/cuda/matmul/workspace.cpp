@@ -3,17 +3,11 @@
 #include <algorithm>
 
 #include "cuda/backend.hpp"
-#include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/kernel_sets.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
 namespace nf4::cuda {
 namespace {
-
-constexpr bool has_kernel(WgmmaSet set, int config) {
-  return set == WgmmaSet::kGrad       ? has_grad_kernel(config)
-         : set == WgmmaSet::kIntegers ? has_int4_kernel(config)
-                                      : has_codebook_kernel(config);
-}
 
 // The narrowest stream-K tile that holds m rows of x, else the widest.
 constexpr const MatmulConfig &stream_k_config(WgmmaSet set, int64_t m) {
@@ -38,9 +32,19 @@ constexpr int64_t no_stream_k_up_to(WgmmaSet set) {
   }
   return m;
 }
-static_assert(no_stream_k_up_to(WgmmaSet::kCodebook) == 8 &&
-              no_stream_k_up_to(WgmmaSet::kIntegers) == 8 &&
-              no_stream_k_up_to(WgmmaSet::kGrad) == 0);
+
+// What of each set does not depend on m: every launch asks for it, many times.
+struct SetFacts {
+  const MatmulConfig *narrowest;
+  int64_t no_stream_k_up_to;
+};
+constexpr SetFacts facts_of(WgmmaSet set) {
+  return {&stream_k_config(set, 1), no_stream_k_up_to(set)};
+}
+constexpr SetFacts kFacts[] = {facts_of(WgmmaSet::kCodebook), facts_of(WgmmaSet::kIntegers),
+                               facts_of(WgmmaSet::kGrad)};
+static_assert(kFacts[0].no_stream_k_up_to == 8 && kFacts[1].no_stream_k_up_to == 8 &&
+              kFacts[2].no_stream_k_up_to == 0);
 
 constexpr bool stream_k_in_order() {
   for (int i = 0; i < kMatmulConfigCount; ++i) {
@@ -85,10 +89,11 @@ MatmulSize size_of(const GradProblem &problem) {
 }
 
 MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
-  if (size.m <= no_stream_k_up_to(size.set) || size.rows == 0 || size.dtype == NF4_DTYPE_FP32 ||
+  const SetFacts &facts = kFacts[static_cast<int>(size.set)];
+  if (size.m <= facts.no_stream_k_up_to || size.rows == 0 || size.dtype == NF4_DTYPE_FP32 ||
       size.cols % kStepK != 0 || size.scale_columns < kStepK)
     return;
-  const MatmulConfig &narrowest = stream_k_config(size.set, 1);
+  const MatmulConfig &narrowest = *facts.narrowest;
   // Each at most as many as fill all CTAs, so that their product is no large number.
   const auto count = [](int64_t size, int64_t tile) {
     return std::min(ceil_divide(size, tile), kMaxCtas * kMinKTiles);
