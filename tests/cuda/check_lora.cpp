@@ -151,14 +151,10 @@ void check_counts(MatmulCounts &counts, bool gradient) {
 }
 
 // Those of stream-K and split-K.
-void check_stream_k_counts(MatmulCounts &counts, bool gradient) {
+void check_stream_k_count(MatmulCounts &counts, int config, bool gradient) {
   const auto has = gradient ? cuda::matmul_grad_has : cuda::matmul_has;
   const cuda::GpuFamily *const family = runnable_families()[0];
-  if (!has(*family, cuda::kFirstStreamK, compute_capability())) return;
-  int count = 0;
-  for (int config = cuda::kFirstStreamK; config < cuda::kMatmulConfigCount; ++config)
-    count += counts[family][config];
-  CHECK(count > 0);
+  if (has(*family, config, compute_capability())) CHECK(counts[family][config] > 0);
 }
 
 }  // namespace
@@ -214,9 +210,16 @@ TEST_CASE("every kernel of the gradient adds an adapter", "[cuda][matmul][lora]"
 TEST_CASE("stream-K kernels add an adapter once", "[cuda][matmul][lora]") {
   const Stream stream;
   uint64_t number = 0xba00000;
-  for (const MatmulShape &shape :
-       {MatmulShape{rows_to_share() - 5, 1024, 100}, MatmulShape{rows_to_split(), 2304, 150},
-        MatmulShape{1024, rows_to_share(), 100, true}})
+  const struct {
+    const char *config;
+    MatmulShape shape;
+  } products[] = {{"wgmma_16x256_stream_k", {rows_to_split(), 2304, 13}},
+                  {"wgmma_32x256_stream_k", {rows_to_split(), 2304, 30}},
+                  {"wgmma_64x128_stream_k", {rows_to_split(), 2304, 60}},
+                  {"wgmma_128x128_stream_k", {rows_to_share() - 5, 1024, 100}},
+                  {"wgmma_152x128_stream_k", {rows_to_split(), 2304, 150}},
+                  {"wgmma_128x128_stream_k", {1024, rows_to_share(), 100, true}}};
+  for (const auto &[name, shape] : products)
     for (const int rank : {16, 128}) {
       Rng rng(++number);
       MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
@@ -225,6 +228,6 @@ TEST_CASE("stream-K kernels add an adapter once", "[cuda][matmul][lora]") {
       MatmulCounts counts;
       INFO(describe(test, number));
       check_lora(test, adapter, rng, stream, counts);
-      check_stream_k_counts(counts, shape.gradient);
+      check_stream_k_count(counts, cuda::config_named(name), shape.gradient);
     }
 }

@@ -246,7 +246,10 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
        plain_matmul_case(rng, kind, {rows_to_share() - 5, 1024, 100})},
       {cuda::config_named("wgmma_152x128_stream_k"),
        plain_matmul_case(rng, kind, {rows_to_split(), 2304, 150})},
+      {cuda::config_named("wgmma_16x256_stream_k"),
+       plain_matmul_case(rng, kind, {rows_to_split(), 2304, 13})},
   };
+  constexpr int kProducts = static_cast<int>(std::size(products));
   std::vector<PlacedMatmul> placed;
   std::vector<std::vector<uint8_t>> expected;
   for (const auto &[config, test] : products) {
@@ -257,25 +260,26 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
     stream.synchronize();
     expected.push_back(placed.back().y.read());
   }
-  for (const int i : {1, 2})
+  for (int i = 1; i < kProducts; ++i)
     REQUIRE(placed[0].workspace.size() > placed[i].workspace.size() + (1 << 20));
   std::vector<DeviceBuffer> y;
-  for (int i = 0; i < kLaunches; ++i) y.emplace_back(placed[i % 3].y.size());
+  for (int i = 0; i < kLaunches; ++i) y.emplace_back(placed[i % kProducts].y.size());
   for (int i = 0; i < kLaunches; ++i) {
-    const auto &[config, test] = products[i % 3];
+    const auto &[config, test] = products[i % kProducts];
+    const PlacedMatmul &product = placed[i % kProducts];
     const ForcedMatmul forced(runnable_families()[0], config);
-    nf4_matmul_args args = placed[i % 3].args(test);
+    nf4_matmul_args args = product.args(test);
     args.y = y[i].data();
     // The others' flags lie where the first's sums do.
-    const size_t begin = i % 3 == 0 ? 0 : 1 << 20;
-    REQUIRE(nf4_matmul_launch(&placed[i % 3].weight.tensor(), &args,
+    const size_t begin = i % kProducts == 0 ? 0 : 1 << 20;
+    REQUIRE(nf4_matmul_launch(&product.weight.tensor(), &args,
                               placed[0].workspace.data<uint8_t>() + begin,
                               placed[0].workspace.size() - begin, stream) == NF4_STATUS_OK);
   }
   stream.synchronize();
   for (int i = 0; i < kLaunches; ++i) {
     INFO("launch " << i);
-    CHECK(same_bytes(y[i].read(), expected[i % 3]));
+    CHECK(same_bytes(y[i].read(), expected[i % kProducts]));
   }
 }
 
@@ -285,7 +289,8 @@ TEST_CASE("stream-K kernels end on few multiprocessors", "[cuda][matmul]") {
   const Stream stream, other;
   Rng rng(0xf900000);
   for (const char *const name :
-       {"wgmma_128x128_stream_k", "wgmma_208x128_stream_k", "wgmma_256x128_stream_k"}) {
+       {"wgmma_16x256_stream_k", "wgmma_32x256_stream_k", "wgmma_64x128_stream_k",
+        "wgmma_128x128_stream_k", "wgmma_208x128_stream_k", "wgmma_256x128_stream_k"}) {
     const int config = cuda::config_named(name);
     const ForcedMatmul forced(runnable_families()[0], config);
     const MatmulCase test =

@@ -132,7 +132,8 @@ TEST_CASE("a gradient gives the same bits 100 times, and from a graph",
     Rng rng(0x17c00000 + shape.m);
     const MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true}, shape);
     const PlacedMatmul placed(rng, test, true);
-    if (has(cuda::kFirstWgmma) && shape.m > 16) CHECK(placed.used(test) != cuda::kMma64x64);
+    if (has(cuda::config_named("wgmma_128x128")) && shape.m > 16)
+      CHECK(placed.used(test) != cuda::kMma64x64);
     check_replays({bytes_of("y", placed.y)}, stream, [&] { return placed.multiply(test, stream); });
   }
 }

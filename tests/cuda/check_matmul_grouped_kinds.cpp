@@ -89,7 +89,7 @@ TEST_CASE("every kernel of the gradient of experts with larger blocks", "[cuda][
 TEST_CASE("a gradient of experts takes nothing from the next one's codes, whatever they mean",
           "[cuda][matmul_grouped]") {
   const Stream stream;
-  Counts counts;
+  Counts of_codebooks, of_scales;
   uint64_t number = 0x1ab00000;
   for (const nf4_dtype dtype : kDtypes16)
     for (const bool nested : {false, true})
@@ -104,11 +104,14 @@ TEST_CASE("a gradient of experts takes nothing from the next one's codes, whatev
         INFO(number << ", dtype " << dtype << (nested ? ", nested, " : ", ") << shape.n << " x "
                     << shape.k << ", " << describe(rows));
         const auto experts = experts_beside_not_finite(rng, {dtype, 64, nested}, shape);
-        check_product(rng, Product<GradientKind>(rng, experts, dtype, rows), stream, counts);
+        check_product(rng, Product<GradientKind>(rng, experts, dtype, rows), stream, of_codebooks);
+        const auto others = experts_beside_scales_not_finite(rng, {dtype, 64, nested}, shape);
+        check_product(rng, Product<GradientKind>(rng, others, dtype, rows), stream, of_scales);
       }
   // The others are for the formats' own codebooks.
   for (const cuda::GpuFamily *family : runnable_families())
-    CHECK(counts[family][cuda::kMma64x64] > 0);
+    CHECK(of_codebooks[family][cuda::kMma64x64] > 0);
+  check_counts<GradientKind>(of_scales, 1);
 }
 
 TEST_CASE("a gradient of experts without rows is 0, a product of integers without columns the bias",

@@ -108,16 +108,17 @@ void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel 
       plan_split_k(size, model, config, ctas, plan);
 }
 
-// CTAs share the rows evenly, in whole warp tiles.
-template <class W>
-double skinny16_cycles(const W &weight, const GpuFacts &gpu, const CostModel &model) {
+// CTAs share the rows evenly; the model of weights with a codebook counts whole warp tiles.
+double skinny16_cycles(const Weight &weight, const GpuFacts &gpu, const CostModel &model) {
   const int64_t rows =
       ceil_divide(ceil_divide(weight.rows, gpu.multiprocessors), kWarpTileN) * kWarpTileN;
   return model.skinny16_start + model.skinny16_element * static_cast<double>(rows * weight.cols);
 }
 double skinny16_cycles(const Int4Weight &weight, const GpuFacts &gpu, const CostModel &model) {
-  if (!takes_strips(weight.layout, 16, gpu.tensor_maps))
-    return skinny16_cycles<Int4Weight>(weight, gpu, model);
+  if (!takes_strips(weight.layout, 16, gpu.tensor_maps)) {
+    const int64_t rows = ceil_divide(weight.rows, gpu.multiprocessors);
+    return model.skinny16_start + model.skinny16_element * static_cast<double>(rows * weight.cols);
+  }
   const StripPlan plan = plan_strips(weight.layout, weight.rows, weight.cols, gpu);
   return model.strip16_start +
          model.strip16_element * plan.busiest_rows(gpu) * static_cast<double>(weight.cols);

@@ -16,18 +16,18 @@ namespace nf4::cuda {
 namespace {
 
 // The address of a byte of a word, that of lane % 4 unless given, in a table of 256 entries, 256
-// bytes apart, in which each lane has its own copy of Bytes bytes.
-template <int Bytes>
+// bytes apart, in which each lane has its own copy of four.
 class QuadLut {
  public:
   __device__ __forceinline__ explicit QuadLut(const uint8_t *lut) : QuadLut(lut, threadIdx.x % 4) {}
   __device__ __forceinline__ QuadLut(const uint8_t *lut, uint32_t byte)
-      : lut_(lut), lane_(threadIdx.x % 32 * Bytes << 24 | kZeroZeroByteLane | byte << 4) {}
+      : lut_(lut), lane_(threadIdx.x % 32 * kLaneBytes << 24 | kZeroZeroByteLane | byte << 4) {}
   __device__ __forceinline__ const uint8_t *address(uint32_t word) const {
     return lut_ + __byte_perm(word, lane_, lane_);
   }
 
  private:
+  static constexpr uint32_t kLaneBytes = 4;
   // Bytes 2 and 3 of lane_ are 0 and the copy's offset; bytes 0 and 1 select: those two, the
   // word's byte, and byte 2 for what is above.
   static constexpr uint32_t kZeroZeroByteLane = 0x6607;
@@ -62,7 +62,7 @@ class LutEntries {
   }
 
  private:
-  QuadLut<4> lut_;
+  QuadLut lut_;
 };
 
 // Weights in bf16, nearly as dequantize rounds: entries in fp16 times the scale. They are exact to
@@ -73,9 +73,9 @@ class LutScaledBf16 {
   using Element = __nv_bfloat16;
 
   template <int Threads>
-  static __device__ __forceinline__ float build(const LutCodebook &own, const float *codebook,
-                                                uint8_t *lut, int thread) {
-    return LutEntries<__half>::build<Threads>(own, codebook, lut, thread);
+  static __device__ __forceinline__ float build(const LutCodebook &own, const float *, uint8_t *lut,
+                                                int thread) {
+    return LutEntries<__half>::build<Threads>(own, nullptr, lut, thread);
   }
 
   __device__ __forceinline__ explicit LutScaledBf16(const uint8_t *lut) : entries_(lut) {}
@@ -98,9 +98,9 @@ class LutScaledFp16 {
   using Element = __half;
 
   template <int Threads>
-  static __device__ __forceinline__ float build(const LutCodebook &own, const float *codebook,
-                                                uint8_t *lut, int thread) {
-    LutEntries<__half>::build<Threads>(own, codebook, lut, thread);
+  static __device__ __forceinline__ float build(const LutCodebook &own, const float *, uint8_t *lut,
+                                                int thread) {
+    LutEntries<__half>::build<Threads>(own, nullptr, lut, thread);
     return 1.0f;
   }
 

@@ -122,7 +122,7 @@ class TransposedDecode {
     return kFp16 ? LutScaledFp16::scaled(entry, scale) : multiply_rn(entry, scale);
   }
 
-  const QuadLut<4> first_, second_;
+  const QuadLut first_, second_;
 };
 
 }  // namespace

@@ -52,7 +52,8 @@ struct CodebookKind {
   template <class Decode, class Tile>
   static __device__ __forceinline__ float begin_consumer(const Args &args,
                                                          SharedStorage<Tile> shared) {
-    const float *const codebook = args.matmul.weight.codebook;
+    const float *const codebook =
+        Tile::kScaleOn == ScaleOn::kSums ? args.matmul.weight.codebook : nullptr;
     if (codebook != nullptr) wait_for_inputs<CodebookKind<Lora>>(args);
     const float unit = Decode::template build<Tile::kConsumers>(args.decode, codebook, shared.base,
                                                                 consumer_thread());
