@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/matmul/choose.hpp"
 #include "cuda/matmul/workspace.hpp"
 #include "support/catch.hpp"
-#include "support/choice_cases.hpp"
+#include "support/choice_checks.hpp"
 #include "support/random.hpp"
 
 using namespace nf4;
@@ -52,16 +51,6 @@ Int4MatmulProblem random_problem(Rng &rng) {
   return problem;
 }
 
-cuda::GpuFacts facts_of(const ChoiceGpu &gpu) {
-  cuda::GpuFacts facts{};
-  facts.multiprocessors = gpu.multiprocessors;
-  facts.shared_bytes = gpu.shared_bytes;
-  facts.tensor_cores = gpu.compute_capability >= 80;
-  facts.tensor_maps = gpu.compute_capability >= 90;
-  facts.wgmma = gpu.compute_capability == 90;
-  return facts;
-}
-
 cuda::MatmulChoice choose(const Int4MatmulProblem &problem, const ChoiceGpu &gpu) {
   cuda::GpuFacts facts = facts_of(gpu);
   const auto load = [&](cuda::GpuFacts &loaded) {
@@ -91,11 +80,8 @@ TEST_CASE("the choice of matmul's kernel for integer weights can run the product
       if (weight.g_idx != nullptr || gpu.compute_capability < 80)
         REQUIRE(choice.config == cuda::kMma64x64);
       REQUIRE((!wgmma || gpu.compute_capability == 90));
+      check_stream_k_fits(problem, facts_of(gpu));
       if (!wgmma) continue;
-      // Each CTA of a stream-K kernel has a slot in the workspace, and all run at the same time.
-      if (cuda::is_stream_k(choice.config))
-        REQUIRE(choice.plan.clusters * choice.plan.cluster_size <=
-                std::min<int64_t>(gpu.multiprocessors, cuda::MatmulWorkspace(problem).ctas));
       REQUIRE(choice.plan.n_tiles * cuda::kMatmulConfigs[choice.config].tile_n >= weight.rows);
       REQUIRE(choice.plan.m_tiles * cuda::kMatmulConfigs[choice.config].tile_m >= problem.m);
     }

@@ -6,26 +6,14 @@
 #include <string>
 #include <string_view>
 
-#include "cuda/matmul/choose.hpp"
-#include "cuda/matmul/workspace.hpp"
 #include "support/catch.hpp"
-#include "support/choice_cases.hpp"
+#include "support/choice_checks.hpp"
 #include "support/choice_table.hpp"
 
 using namespace nf4;
 using namespace nf4::test;
 
 namespace {
-
-cuda::GpuFacts facts_of(const ChoiceGpu &gpu) {
-  cuda::GpuFacts facts{};
-  facts.multiprocessors = gpu.multiprocessors;
-  facts.shared_bytes = gpu.shared_bytes;
-  facts.tensor_cores = gpu.compute_capability >= 80;
-  facts.tensor_maps = gpu.compute_capability >= 90;
-  facts.wgmma = gpu.compute_capability == 90;
-  return facts;
-}
 
 std::string name_of(char config, char cluster_size) {
   return std::string(cuda::kMatmulConfigs[config - 'a'].name) + ", a tile shared by " +
@@ -67,12 +55,8 @@ TEST_CASE("the choice of matmul's kernel", "[matmul]") {
                     << weight.cols << " on compute capability " << test.gpu->compute_capability);
     const int size = cuda::is_wgmma(choice.config) ? choice.plan.cluster_size : 1;
     if (cuda::is_wgmma(choice.config)) plans.add(choice.plan);
-    // Each CTA of a stream-K kernel has a slot in the workspace, and all run at the same time.
-    if (cuda::is_wgmma(choice.config) && cuda::is_stream_k(choice.config)) {
-      CHECK((size == 1) == (choice.plan.stream_k_tiles > 0));
-      CHECK(choice.plan.clusters * size <= cuda::MatmulWorkspace(test.problem).ctas);
-      CHECK(choice.plan.clusters * size <= gpu.multiprocessors);
-    }
+    if (cuda::is_stream_k(choice.config)) CHECK((size == 1) == (choice.plan.stream_k_tiles > 0));
+    check_stream_k_fits(test.problem, gpu);
     CHECK(name_of(static_cast<char>('a' + choice.config), static_cast<char>('0' + size)) ==
           name_of(expected[2 * i], expected[2 * i + 1]));
     CHECK(cuda::can_run(test.problem, gpu, choice.config));

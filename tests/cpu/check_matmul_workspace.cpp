@@ -37,6 +37,7 @@ TEST_CASE("the workspace of matmul keeps its sizes", "[matmul]") {
   CHECK(workspace_bytes(14336, 4096, 65, NF4_DTYPE_BF16, 64) == kFlags + 144 * 128 * 128 * 4);
   CHECK(workspace_bytes(14336, 4096, 300, NF4_DTYPE_FP16, 64) == kFlags + 144 * 304 * 128 * 4);
   CHECK(workspace_bytes(14336, 4096, 4096, NF4_DTYPE_FP16, 64) == kFlags + 144 * 304 * 128 * 4);
+  CHECK(workspace_bytes(256, 4096, 300, NF4_DTYPE_FP16, 64) == kFlags + 32 * 272 * 128 * 4);
   CHECK(workspace_bytes(14336, 4096, 300, NF4_DTYPE_FP16, 32) == 0);
   CHECK(workspace_bytes(14336, 4096, 300, NF4_DTYPE_FP32, 64) == 0);
 
@@ -49,9 +50,11 @@ TEST_CASE("the workspace of matmul keeps its sizes", "[matmul]") {
     const int64_t m = below(int64_t{1} << (1 + below(20)));
     const auto dtype = static_cast<nf4_dtype>(NF4_DTYPE_FP32 + below(3));
     const auto blocksize = static_cast<int32_t>(32 << below(8));
-    hash = (hash ^ workspace_bytes(rows, cols, m, dtype, blocksize)) * 0x100000001b3;
+    const size_t bytes = workspace_bytes(rows, cols, m, dtype, blocksize);
+    hash = (hash ^ bytes) * 0x100000001b3;
+    REQUIRE(workspace_bytes(rows, cols, m + below(m + 1), dtype, blocksize) >= bytes);
   }
-  CHECK(hash == 0x1c2dde213400c025);
+  CHECK(hash == 0xf4f77606ae1969a5);
 }
 
 TEST_CASE("a weight without elements needs no workspace, however large its sizes", "[matmul]") {

@@ -41,26 +41,16 @@ void plan_persistent(const MatmulSize &size, const GpuFacts &gpu, const CostMode
   }
 }
 
-// Whether the workspace has room for the sums of so many CTAs.
-bool holds_sums(const MatmulWorkspace &workspace, int config, int64_t ctas) {
-  const MatmulConfig &tile = kMatmulConfigs[config];
-  return workspace.ctas >= ctas &&
-         workspace.cta_bytes >= int64_t{tile.tile_n} * tile.tile_m * int64_t{sizeof(float)};
-}
-
-bool can_share_waves(const MatmulSize &size, const MatmulWorkspace &workspace, const GpuFacts &gpu,
-                     int config) {
+bool can_share_waves(const MatmulSize &size, const GpuFacts &gpu, int config) {
   const int64_t tiles = tiles_of(kMatmulConfigs[config], size), ctas = gpu.multiprocessors;
-  return tiles % ctas != 0 && tiles * k_tiles_of(size) >= ctas * MatmulWorkspace::kMinKTiles &&
-         holds_sums(workspace, config, ctas);
+  return ctas <= MatmulWorkspace::kMaxCtas && tiles % ctas != 0 &&
+         tiles * k_tiles_of(size) >= ctas * MatmulWorkspace::kMinKTiles;
 }
-bool can_split_k(const MatmulSize &size, const MatmulWorkspace &workspace, const GpuFacts &gpu,
-                 int config, int ctas) {
+bool can_split_k(const MatmulSize &size, const GpuFacts &gpu, int config, int ctas) {
   const int64_t tiles = tiles_of(kMatmulConfigs[config], size);
   return size.set != WgmmaSet::kGrad && has_split_k(config) && tiles > 0 &&
-         tiles <= gpu.multiprocessors / ctas &&
-         k_tiles_of(size) >= ctas * MatmulWorkspace::kMinKTiles &&
-         holds_sums(workspace, config, tiles * ctas);
+         tiles <= std::min(int64_t{gpu.multiprocessors}, MatmulWorkspace::kMaxCtas) / ctas &&
+         k_tiles_of(size) >= ctas * MatmulWorkspace::kMinKTiles;
 }
 
 // All CTAs share the tiles of the last wave, and of the one before it if there is one: then partial
@@ -99,13 +89,10 @@ void plan_split_k(const MatmulSize &size, const CostModel &model, int config, in
 
 void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel &model, int config,
                    WgmmaPlan &plan) {
-  const MatmulWorkspace workspace(size);
   plan.cycles = std::numeric_limits<double>::infinity();
-  if (can_share_waves(size, workspace, gpu, config))
-    plan_shared_waves(size, gpu, model, config, plan);
+  if (can_share_waves(size, gpu, config)) plan_shared_waves(size, gpu, model, config, plan);
   for (int ctas = 2; ctas <= kMaxClusterSize; ++ctas)
-    if (can_split_k(size, workspace, gpu, config, ctas))
-      plan_split_k(size, model, config, ctas, plan);
+    if (can_split_k(size, gpu, config, ctas)) plan_split_k(size, model, config, ctas, plan);
 }
 
 // CTAs share the rows evenly; the model of weights with a codebook counts whole warp tiles.
@@ -127,9 +114,8 @@ double skinny16_cycles(const Int4Weight &weight, const GpuFacts &gpu, const Cost
 }  // namespace
 
 bool can_stream_k(const MatmulSize &size, const GpuFacts &gpu, int config) {
-  const MatmulWorkspace workspace(size);
-  return can_share_waves(size, workspace, gpu, config) ||
-         can_split_k(size, workspace, gpu, config, 2);
+  return workspace_holds(size, config) &&
+         (can_share_waves(size, gpu, config) || can_split_k(size, gpu, config, 2));
 }
 
 WgmmaPlan plan_wgmma(const MatmulSize &size, const GpuFacts &gpu, const CostModel &model,

@@ -24,40 +24,42 @@ constexpr const MatmulConfig &stream_k_config(WgmmaSet set, int64_t m) {
 
 // So many rows of x fit into a narrower tile than any of stream-K, or into a skinny kernel's that
 // is faster; gradients have none.
-constexpr int64_t no_stream_k_up_to(WgmmaSet set) {
-  int64_t m = set == WgmmaSet::kGrad ? 0 : kMatmulConfigs[kSkinny8].tile_m;
+constexpr int no_stream_k_up_to(WgmmaSet set) {
+  int m = set == WgmmaSet::kGrad ? 0 : kMatmulConfigs[kSkinny8].tile_m;
   for (int i = kFirstWgmma; i < kFirstStreamK; ++i) {
-    const int64_t tile_m = kMatmulConfigs[i].tile_m;
+    const int tile_m = kMatmulConfigs[i].tile_m;
     if (has_kernel(set, i) && tile_m > m && tile_m < stream_k_config(set, 1).tile_m) m = tile_m;
   }
   return m;
 }
 
-// What of each set does not depend on m: every launch asks for it, many times.
-struct SetFacts {
-  const MatmulConfig *narrowest;
-  int64_t no_stream_k_up_to;
-};
-constexpr SetFacts facts_of(WgmmaSet set) {
-  return {&stream_k_config(set, 1), no_stream_k_up_to(set)};
-}
-constexpr SetFacts kFacts[] = {facts_of(WgmmaSet::kCodebook), facts_of(WgmmaSet::kIntegers),
-                               facts_of(WgmmaSet::kGrad)};
-static_assert(kFacts[0].no_stream_k_up_to == 8 && kFacts[1].no_stream_k_up_to == 8 &&
-              kFacts[2].no_stream_k_up_to == 0);
+// By set: every launch asks for it, many times.
+constexpr int kNoStreamKUpTo[] = {no_stream_k_up_to(WgmmaSet::kCodebook),
+                                  no_stream_k_up_to(WgmmaSet::kIntegers),
+                                  no_stream_k_up_to(WgmmaSet::kGrad)};
+static_assert(kNoStreamKUpTo[0] == 8 && kNoStreamKUpTo[1] == 8 && kNoStreamKUpTo[2] == 0);
+
+constexpr int sums_of(const MatmulConfig &config) { return config.tile_m * config.tile_n; }
 
 constexpr bool stream_k_in_order() {
   for (int i = 0; i < kMatmulConfigCount; ++i) {
     if (is_stream_k(i) != (i >= kFirstStreamK)) return false;
     for (int j = kFirstStreamK; j < kMatmulConfigCount; ++j) {
       const MatmulConfig &a = kMatmulConfigs[i], &b = kMatmulConfigs[j];
-      if (is_stream_k(i) && a.tile_m < b.tile_m && a.tile_m * a.tile_n > b.tile_m * b.tile_n)
-        return false;
+      if (is_stream_k(i) && a.tile_m < b.tile_m && sums_of(a) > sums_of(b)) return false;
     }
   }
   return true;
 }
 static_assert(stream_k_in_order(), "sizes must not decrease as m increases");
+
+// Of the largest stream-K tile that the workspace has room for; 0 if there is none.
+int most_sums(const MatmulSize &size) {
+  if (size.m <= kNoStreamKUpTo[static_cast<int>(size.set)] || size.rows == 0 ||
+      size.dtype == NF4_DTYPE_FP32 || size.cols % kStepK != 0 || size.scale_columns < kStepK)
+    return 0;
+  return sums_of(stream_k_config(size.set, size.m));
+}
 
 }  // namespace
 
@@ -88,21 +90,26 @@ MatmulSize size_of(const GradProblem &problem) {
           WgmmaSet::kGrad};
 }
 
+bool workspace_holds(const MatmulSize &size, int config) {
+  return has_kernel(size.set, config) && sums_of(kMatmulConfigs[config]) <= most_sums(size);
+}
+
+// In a configuration no more CTAs exchange sums than have kMinKTiles each (choose.cpp).
 MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
-  const SetFacts &facts = kFacts[static_cast<int>(size.set)];
-  if (size.m <= facts.no_stream_k_up_to || size.rows == 0 || size.dtype == NF4_DTYPE_FP32 ||
-      size.cols % kStepK != 0 || size.scale_columns < kStepK)
-    return;
-  const MatmulConfig &narrowest = *facts.narrowest;
-  // Each at most as many as fill all CTAs, so that their product is no large number.
+  // At most as many as fill all CTAs, so that products of them are no large numbers.
   const auto count = [](int64_t size, int64_t tile) {
     return std::min(ceil_divide(size, tile), kMaxCtas * kMinKTiles);
   };
-  const int64_t k_tiles = count(size.rows, narrowest.tile_n) * count(size.m, narrowest.tile_m) *
-                          count(size.cols, kTileK);
-  ctas = std::min(kMaxCtas, k_tiles / kMinKTiles);
-  const MatmulConfig &config = stream_k_config(size.set, size.m);
-  cta_bytes = int64_t{config.tile_m} * config.tile_n * 4;
+  const int most = most_sums(size);
+  for (int i = kFirstStreamK; most > 0 && i < kMatmulConfigCount; ++i) {
+    const MatmulConfig &config = kMatmulConfigs[i];
+    if (!has_kernel(size.set, i) || sums_of(config) > most) continue;
+    const int64_t k_tiles =
+        count(size.rows, config.tile_n) * count(size.m, config.tile_m) * count(size.cols, kTileK);
+    const int64_t config_ctas = std::min(kMaxCtas, k_tiles / kMinKTiles);
+    ctas = std::max(ctas, config_ctas);
+    sums_bytes = std::max(sums_bytes, config_ctas * sums_of(config) * 4);
+  }
 }
 
 int64_t lora_workspace_bytes(const MatmulProblem &problem) {

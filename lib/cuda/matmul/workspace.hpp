@@ -25,6 +25,9 @@ MatmulSize size_of(const MatmulProblem &problem);
 MatmulSize size_of(const Int4MatmulProblem &problem);
 MatmulSize size_of(const GradProblem &problem);
 
+// Whether the workspace of such a product has room for a stream-K configuration of its set.
+bool workspace_holds(const MatmulSize &size, int config);
+
 // What the stream-K kernels exchange: a flag for each warp of a CTA, then the partial sums
 // of each CTA. Which GPU it will be is not known here, so it is large enough for any Hopper.
 struct MatmulWorkspace {
@@ -34,13 +37,13 @@ struct MatmulWorkspace {
   static constexpr int64_t kMinKTiles = 4;  // of a CTA
 
   int64_t ctas = 0;
-  int64_t cta_bytes = 0;  // of partial sums
+  int64_t sums_bytes = 0;
 
   explicit MatmulWorkspace(const MatmulSize &size);
   template <class W>
   explicit MatmulWorkspace(const MatmulProblemOf<W> &problem) : MatmulWorkspace(size_of(problem)) {}
   int64_t flags_bytes() const { return ctas * kFlags * 8; }
-  int64_t bytes() const { return flags_bytes() + ctas * cta_bytes; }
+  int64_t bytes() const { return flags_bytes() + sums_bytes; }
 };
 
 // Of the adapter, behind the rest of a product's or gradient's workspace (lora/workspace.hpp).
