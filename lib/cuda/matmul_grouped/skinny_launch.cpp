@@ -26,9 +26,13 @@ template <class Args>
 int64_t most_tiles(const Args &args) {
   return std::min(args.expert_tiles, args.work.cta_units + (args.work.big_ctas > 0));
 }
-// So that all warps have as many rows of tiles of a group.
-void even_warps(SkinnyWork &work) {
-  if (work.group_tiles > work.n_warps) work.group_tiles -= work.group_tiles % work.n_warps;
+// So that all warps have as many rows of tiles of a group, where a CTA has several groups. One that
+// has all of its tiles need not wait for another's scales.
+template <class Args>
+void even_warps(Args &args) {
+  SkinnyWork &work = args.work;
+  if (work.group_tiles > work.n_warps && work.group_tiles < most_tiles(args))
+    work.group_tiles -= work.group_tiles % work.n_warps;
 }
 
 }  // namespace
@@ -67,7 +71,7 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const GroupedProbl
   const int smem_bytes =
       plan_skinny_smem(skinny_smem_of(problem.dtype, max_m, target.gpu.tensor_maps), kSkinnyWarps,
                        most_tiles(args), target.gpu, args);
-  even_warps(args.work);
+  even_warps(args);
   if (target.gpu.tensor_maps) {
     error = make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2,
                             kWarpTileK / 2, kWarpTileN, args.packed);
@@ -89,7 +93,7 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const Int4GroupedP
   const int64_t ctas = plan_tiles(target, problem, config, args);
   const int smem_bytes = plan_int4_skinny_smem(int4_skinny_smem(kMatmulConfigs[config].tile_m),
                                                most_tiles(args), target.gpu, args);
-  even_warps(args.work);
+  even_warps(args);
   error = make_int4_skinny_map(view_of(stack_weight(problem)), args.packed);
   if (error != cudaSuccess) return error;
   const void *const kernel =

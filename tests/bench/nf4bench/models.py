@@ -66,10 +66,12 @@ def _checked(bench: Bench, group: Group, made: Made, attempt: Attempt) -> float 
     return float(f"{error:.3e}")
 
 
-def _timed(gpu: Any, form: str, enqueue: Callable[[], object]) -> float:
+def _timed(gpu: Any, form: str, eager: bool, enqueue: Callable[[], object]) -> float:
     with models_forms.kernels_of(form):
-        if form == DROP_IN:
-            enqueue()  # Python is slow at functions that were just replaced
+        if eager:
+            # As in a loop: Python is slow at functions that were just replaced, and the host's
+            # caches hold another form's code.
+            enqueue()
             gpu.synchronize()  # that was on another stream
         return gpu.microseconds(enqueue)
 
@@ -77,7 +79,7 @@ def _timed(gpu: Any, form: str, enqueue: Callable[[], object]) -> float:
 def _times(bench: Bench, launch: str, made: Made, attempt: Attempt) -> dict[str, Timing]:
     gpu, eager = bench.gpu, launch == "eager"
     ready = attempt.each(made, lambda step: gpu.prepare([step], eager))
-    work = {form: partial(_timed, gpu, form, enqueue) for form, enqueue in ready.items()}
+    work = {form: partial(_timed, gpu, form, eager, enqueue) for form, enqueue in ready.items()}
     return in_turns(work, bench.replays or TURNS)
 
 
