@@ -66,6 +66,7 @@ cuda::MatmulChoice choose(const Int4MatmulProblem &problem, const ChoiceGpu &gpu
 
 TEST_CASE("the choice of matmul's kernel for integer weights can run the product",
           "[matmul][int4]") {
+  NumberHash choices;
   for (int i = 0; i < kCases; ++i) {
     Rng rng(0x1e000000 + i);
     const Int4MatmulProblem problem = random_problem(rng);
@@ -76,6 +77,8 @@ TEST_CASE("the choice of matmul's kernel for integer weights can run the product
                       << weight.group_size << " on compute capability " << gpu.compute_capability);
       const cuda::MatmulChoice choice = choose(problem, gpu);
       const bool wgmma = cuda::is_wgmma(choice.config);
+      choices.add(choice.config);
+      if (wgmma) choices.add(choice.plan);
       REQUIRE(cuda::can_run(problem, facts_of(gpu), choice.config));
       if (weight.g_idx != nullptr || gpu.compute_capability < 80)
         REQUIRE(choice.config == cuda::kMma64x64);
@@ -86,6 +89,8 @@ TEST_CASE("the choice of matmul's kernel for integer weights can run the product
       REQUIRE(choice.plan.m_tiles * cuda::kMatmulConfigs[choice.config].tile_m >= problem.m);
     }
   }
+  // As measured and released: a change of the cost model shows here.
+  CHECK(choices.value() == 0x43c98ddaff65a20a);
 }
 
 // Aligned weights as checkpoints have them.

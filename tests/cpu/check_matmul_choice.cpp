@@ -20,27 +20,13 @@ std::string name_of(char config, char cluster_size) {
          cluster_size;
 }
 
-// FNV-1a of the plans, each number as 8 bytes, the lowest first.
-class PlanHash {
- public:
-  void add(const cuda::WgmmaPlan &plan) {
-    for (const int64_t number : {plan.n_tiles, plan.m_tiles, plan.clusters, plan.stream_k_tiles})
-      for (int bit = 0; bit < 64; bit += 8)
-        value_ = (value_ ^ (static_cast<uint64_t>(number) >> bit & 0xff)) * 0x100000001b3;
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_ = 0xcbf29ce484222325;
-};
-
 }  // namespace
 
 TEST_CASE("the choice of matmul's kernel", "[matmul]") {
   const std::string_view expected = kChoiceTable;
   REQUIRE(expected.size() == 2 * kChoiceCases);
   ChoiceCases cases;
-  PlanHash plans;
+  NumberHash plans;
   for (int i = 0; i < kChoiceCases; ++i) {
     const ChoiceCases::Case test = cases.next();
     cuda::GpuFacts gpu = facts_of(*test.gpu);
@@ -57,6 +43,7 @@ TEST_CASE("the choice of matmul's kernel", "[matmul]") {
     if (cuda::is_wgmma(choice.config)) plans.add(choice.plan);
     if (cuda::is_stream_k(choice.config)) CHECK((size == 1) == (choice.plan.stream_k_tiles > 0));
     check_stream_k_fits(test.problem, gpu);
+    check_stream_k_fits(cuda::transposed(test.problem), gpu);
     CHECK(name_of(static_cast<char>('a' + choice.config), static_cast<char>('0' + size)) ==
           name_of(expected[2 * i], expected[2 * i + 1]));
     CHECK(cuda::can_run(test.problem, gpu, choice.config));

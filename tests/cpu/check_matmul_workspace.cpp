@@ -4,8 +4,11 @@
 #include <cstdint>
 #include <random>
 
+#include "cuda/matmul/workspace.hpp"
 #include "nf4/nf4.h"
 #include "support/catch.hpp"
+
+using namespace nf4;
 
 namespace {
 
@@ -50,11 +53,28 @@ TEST_CASE("the workspace of matmul keeps its sizes", "[matmul]") {
     const int64_t m = below(int64_t{1} << (1 + below(20)));
     const auto dtype = static_cast<nf4_dtype>(NF4_DTYPE_FP32 + below(3));
     const auto blocksize = static_cast<int32_t>(32 << below(8));
-    const size_t bytes = workspace_bytes(rows, cols, m, dtype, blocksize);
-    hash = (hash ^ bytes) * 0x100000001b3;
-    REQUIRE(workspace_bytes(rows, cols, m + below(m + 1), dtype, blocksize) >= bytes);
+    hash = (hash ^ workspace_bytes(rows, cols, m, dtype, blocksize)) * 0x100000001b3;
   }
-  CHECK(hash == 0xf4f77606ae1969a5);
+  CHECK(hash == 0xf816fd82089b4025);
+}
+
+TEST_CASE("the workspace of matmul does not shrink as m grows", "[matmul]") {
+  std::mt19937_64 engine(18);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(engine() % uint64_t(n)); };
+  for (int i = 0; i < 100000; ++i) {
+    cuda::MatmulSize size{};
+    size.dtype = NF4_DTYPE_BF16;
+    size.m = below(int64_t{1} << (1 + below(12)));
+    size.rows = below(int64_t{1} << (1 + below(16)));
+    size.cols = 64 * below(int64_t{1} << (1 + below(9)));
+    size.scale_columns = 64;
+    size.set = static_cast<cuda::WgmmaSet>(below(3));
+    INFO("set " << static_cast<int>(size.set) << ", " << size.rows << " x " << size.cols << ", m "
+                << size.m);
+    const int64_t bytes = cuda::MatmulWorkspace(size).bytes();
+    size.m += below(size.m + 1);
+    REQUIRE(cuda::MatmulWorkspace(size).bytes() >= bytes);
+  }
 }
 
 TEST_CASE("a weight without elements needs no workspace, however large its sizes", "[matmul]") {

@@ -150,7 +150,7 @@ void check_counts(MatmulCounts &counts, bool gradient) {
     }
 }
 
-// Those of stream-K and split-K.
+// A stream-K kernel was met, with split-K or without.
 void check_stream_k_count(MatmulCounts &counts, int config, bool gradient) {
   const auto has = gradient ? cuda::matmul_grad_has : cuda::matmul_has;
   const cuda::GpuFamily *const family = runnable_families()[0];

@@ -147,10 +147,10 @@ void check_counts(const Counts &counts, int least) {
 
 // Several tiles along each side, tiles that are nearly empty, tails, CTAs that have several tiles,
 // and warps that have several K-tiles.
-constexpr GroupedShape kShapes[] = {{1, 40, 256, 3},   {3, 16, 128, 40},   {8, 24, 64, 70},
-                                    {5, 100, 768, 21}, {40, 8, 320, 30},   {130, 4, 64, 200},
-                                    {2, 72, 256, 170}, {7, 24, 1024, 16},  {2, 320, 64, 20},
-                                    {3, 24, 4608, 20}, {60, 600, 64, 300}, {2, 40, 128, 700}};
+constexpr GroupedShape kShapes[] = {
+    {1, 40, 256, 3},    {3, 16, 128, 40},  {8, 24, 64, 70},   {5, 100, 768, 21}, {40, 8, 320, 30},
+    {130, 4, 64, 200},  {2, 72, 256, 170}, {7, 24, 1024, 16}, {2, 320, 64, 20},  {3, 24, 4608, 20},
+    {60, 600, 64, 300}, {2, 40, 128, 700}, {40, 320, 768, 40}};
 
 // A plain case of kAny with rows of x, x_index and row_scale.
 GroupedCase indexed_case(Rng &rng, const GroupedShape &shape) {

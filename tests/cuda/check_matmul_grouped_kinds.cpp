@@ -16,9 +16,9 @@ namespace {
 constexpr GroupedShape kGradients[] = {{1, 40, 256, 3},   {3, 16, 128, 40},  {7, 200, 192, 21},
                                        {130, 8, 64, 200}, {2, 72, 320, 300}, {60, 64, 640, 300},
                                        {5, 33, 64, 30},   {4, 64, 96, 9}};
-constexpr GroupedShape kIntegers[] = {{1, 40, 256, 3},   {3, 96, 192, 40},  {7, 32, 512, 21},
-                                      {130, 8, 64, 200}, {2, 352, 64, 300}, {60, 640, 64, 300},
-                                      {5, 24, 72, 30},   {3, 40, 4416, 9},  {2, 328, 128, 420}};
+constexpr GroupedShape kIntegers[] = {
+    {1, 40, 256, 3},    {3, 96, 192, 40}, {7, 32, 512, 21}, {130, 8, 64, 200},  {2, 352, 64, 300},
+    {60, 640, 64, 300}, {5, 24, 72, 30},  {3, 40, 4416, 9}, {2, 328, 128, 420}, {40, 320, 768, 40}};
 
 }  // namespace
 
@@ -44,7 +44,7 @@ TEST_CASE("every kernel of the gradient of experts", "[cuda][matmul_grouped]") {
 
 TEST_CASE("every kernel of experts of integers", "[cuda][matmul_grouped]") {
   // Of every so many cases one, where few are wanted: of each shape some.
-  constexpr uint64_t kOneOf = 10;
+  constexpr uint64_t kOneOf = 9;
   static_assert(std::gcd(kOneOf, std::size(kIntegers)) == 1);
   const Stream stream;
   std::map<nf4_int4_layout, Counts> counts;
@@ -86,7 +86,7 @@ TEST_CASE("every kernel of the gradient of experts with larger blocks", "[cuda][
   check_counts<GradientKind>(counts, 1);
 }
 
-TEST_CASE("a gradient of experts takes nothing from the next one's codes, whatever they mean",
+TEST_CASE("a gradient of experts takes nothing from the next one's codes or scales",
           "[cuda][matmul_grouped]") {
   const Stream stream;
   Counts of_codebooks, of_scales;
@@ -105,7 +105,8 @@ TEST_CASE("a gradient of experts takes nothing from the next one's codes, whatev
                     << shape.k << ", " << describe(rows));
         const auto experts = experts_beside_not_finite(rng, {dtype, 64, nested}, shape);
         check_product(rng, Product<GradientKind>(rng, experts, dtype, rows), stream, of_codebooks);
-        const auto others = experts_beside_scales_not_finite(rng, {dtype, 64, nested}, shape);
+        if (nested) continue;
+        const auto others = experts_beside_scales_not_finite(rng, dtype, 64, shape);
         check_product(rng, Product<GradientKind>(rng, others, dtype, rows), stream, of_scales);
       }
   // The others are for the formats' own codebooks.

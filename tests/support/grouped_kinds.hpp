@@ -83,11 +83,12 @@ inline Experts<GradientKind> random_experts(Rng &rng, const CaseClass &kind,
   return experts_of(stack);
 }
 
-// Every second expert's scales are not finite.
-inline Experts<GradientKind> experts_beside_scales_not_finite(Rng &rng, const CaseClass &kind,
+// Every second expert's scales, which are flat, are not finite.
+inline Experts<GradientKind> experts_beside_scales_not_finite(Rng &rng, nf4_dtype dtype,
+                                                              int blocksize,
                                                               const GroupedShape &shape) {
-  HostWeight stack = random_stack(rng, {kind.dtype, kind.blocksize, false}, shape);
-  const int64_t blocks = shape.n * shape.k / kind.blocksize;  // of an expert
+  HostWeight stack = random_stack(rng, {dtype, blocksize, false}, shape);
+  const int64_t blocks = shape.n * shape.k / blocksize;  // of an expert
   for (int64_t i = 0; i < shape.experts * blocks; ++i) {
     const float scale = rng.one_in(2) ? INFINITY : NAN;
     if (i / blocks % 2 != 0) std::memcpy(&stack.bytes[kAbsmax][i * 4], &scale, sizeof scale);

@@ -150,9 +150,10 @@ bool is_right(const MatmulCaseOf<Host> &test, const Expected &expected, double y
   if (!std::isfinite(expected.value)) return !std::isfinite(y);
   if (expected.magnitude > 0x1p126 || expected.largest > precision.largest) return true;
   const double sums = static_cast<double>(test.x_columns()) / 8 + 64;
-  // A single product may be all. Its weight is rounded once the entry errs as nf4.h says.
-  const double before = !std::is_same_v<Host, HostWeight> ? 0 : test.gradient ? 3.0 / 8 : 1.0 / 6;
-  const double unit = precision.unit * (1 + before);
+  // A single product may be all. Its weight is rounded after the entry's own error (nf4.h).
+  const bool exact = test.dtype == NF4_DTYPE_FP32 || !std::is_same_v<Host, HostWeight>;
+  const double entry = exact ? 0 : test.gradient ? 3.0 / 8 : 1.0 / 6;
+  const double unit = precision.unit * (1 + entry);
   const double error =
       (unit + sums * 0x1p-24) * expected.magnitude + precision.underflow * expected.coarse;
   return y >= round_to(test.dtype, expected.value - error) &&

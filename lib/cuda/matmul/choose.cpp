@@ -95,7 +95,7 @@ void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel 
     if (can_split_k(size, gpu, config, ctas)) plan_split_k(size, model, config, ctas, plan);
 }
 
-// CTAs share the rows evenly; the model of weights with a codebook counts whole warp tiles.
+// CTAs share the rows evenly, in whole warp tiles; integers' constants were fitted without those.
 double skinny16_cycles(const Weight &weight, const GpuFacts &gpu, const CostModel &model) {
   const int64_t rows =
       ceil_divide(ceil_divide(weight.rows, gpu.multiprocessors), kWarpTileN) * kWarpTileN;

@@ -25,7 +25,7 @@ MatmulSize size_of(const MatmulProblem &problem);
 MatmulSize size_of(const Int4MatmulProblem &problem);
 MatmulSize size_of(const GradProblem &problem);
 
-// Whether the workspace of such a product has room for a stream-K configuration of its set.
+// Whether a stream-K configuration is one that the workspace of such a product is made for.
 bool workspace_holds(const MatmulSize &size, int config);
 
 // What the stream-K kernels exchange: a flag for each warp of a CTA, then the partial sums

@@ -21,18 +21,23 @@ int64_t plan_tiles(const MatmulTarget &target, const GroupedProblemOf<W> &proble
   plan_work(tiles, problem.weight.cols, ctas, args.work);
   return ctas;
 }
-// Rows of warp tiles that a CTA may have of an expert.
-template <class Args>
-int64_t most_tiles(const Args &args) {
-  return std::min(args.expert_tiles, args.work.cta_units + (args.work.big_ctas > 0));
-}
-// So that all warps have as many rows of tiles of a group, where a CTA has several groups. One that
-// has all of its tiles need not wait for another's scales.
-template <class Args>
-void even_warps(Args &args) {
+// Plans groups of rows of warp tiles by plan(most), which finds the shared memory for up to so
+// many: one group of all that a CTA may have of an expert, if they fit; it need not wait for the
+// scales of a second.
+template <class Args, class Plan>
+int plan_groups(Args &args, const Plan &plan) {
   SkinnyWork &work = args.work;
-  if (work.group_tiles > work.n_warps && work.group_tiles < most_tiles(args))
+  const int tiles = args.expert_tiles;
+  // More than its share where it keeps to one expert (TileGroups).
+  const int most = std::min(tiles, work.cta_units + 1 + work.cta_units / 16);
+  int smem_bytes = plan(most);
+  if (work.group_tiles >= most) return smem_bytes;
+  const int share = std::min(tiles, work.cta_units + (work.big_ctas > 0));
+  smem_bytes = plan(share);
+  // Of several groups, those that give all warps as many rows of tiles.
+  if (work.group_tiles < share && work.group_tiles > work.n_warps)
     work.group_tiles -= work.group_tiles % work.n_warps;
+  return smem_bytes;
 }
 
 }  // namespace
@@ -68,10 +73,9 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const GroupedProbl
   args.matmul = matmul_args(problem, weight);
   args.codebook = rounded_codebook(args.matmul.weight, problem.dtype);
   const int64_t ctas = plan_tiles(target, problem, config, args);
-  const int smem_bytes =
-      plan_skinny_smem(skinny_smem_of(problem.dtype, max_m, target.gpu.tensor_maps), kSkinnyWarps,
-                       most_tiles(args), target.gpu, args);
-  even_warps(args);
+  const SkinnySmem smem = skinny_smem_of(problem.dtype, max_m, target.gpu.tensor_maps);
+  const int smem_bytes = plan_groups(
+      args, [&](int most) { return plan_skinny_smem(smem, kSkinnyWarps, most, target.gpu, args); });
   if (target.gpu.tensor_maps) {
     error = make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2,
                             kWarpTileK / 2, kWarpTileN, args.packed);
@@ -91,9 +95,9 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const Int4GroupedP
   GroupedInt4SkinnyArgs args{};
   args.matmul = matmul_args(problem, expert_weight(problem));
   const int64_t ctas = plan_tiles(target, problem, config, args);
-  const int smem_bytes = plan_int4_skinny_smem(int4_skinny_smem(kMatmulConfigs[config].tile_m),
-                                               most_tiles(args), target.gpu, args);
-  even_warps(args);
+  const SkinnySmem smem = int4_skinny_smem(kMatmulConfigs[config].tile_m);
+  const int smem_bytes = plan_groups(
+      args, [&](int most) { return plan_int4_skinny_smem(smem, most, target.gpu, args); });
   error = make_int4_skinny_map(view_of(stack_weight(problem)), args.packed);
   if (error != cudaSuccess) return error;
   const void *const kernel =

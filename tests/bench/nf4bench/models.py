@@ -71,8 +71,7 @@ def _timed(gpu: Any, form: str, eager: bool, enqueue: Callable[[], object]) -> f
         if eager:
             # As in a loop: Python is slow at functions that were just replaced, and the host's
             # caches hold another form's code.
-            enqueue()
-            gpu.synchronize()  # that was on another stream
+            gpu.run(lambda stream: enqueue())
         return gpu.microseconds(enqueue)
 
 

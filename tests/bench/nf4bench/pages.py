@@ -234,8 +234,8 @@ def models_method(models: Row) -> str:
     return " ".join([
         "LLaMA-7B's shape in bf16 with random weights, of each layer its own, in plain torch: the "
         "same model with NF4Linear around bitsandbytes' bytes, and with its peers' linear layers, "
-        "timed in turns, each eager step behind one that is not timed. Decode is one token for "
-        "each sequence at the end of a context of "
+        "timed in turns, each step that is not a CUDA graph's behind one that is not timed. Decode "
+        "is one token for each sequence at the end of a context of "
         f"{models_cases.CONTEXT}; forward + backward is of adapters of rank "
         f"{models_cases.LORA_RANK} beside q and v, through "
         "frozen weights. The head is dense in all. Results are first compared with bitsandbytes'.",

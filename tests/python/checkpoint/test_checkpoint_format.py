@@ -19,6 +19,7 @@ from nf4.checkpoint import (
     Checkpoint,
     FormatError,
     QuantizeOptions,
+    bnb,
     dequantize_checkpoint,
     quantize_checkpoint,
     survey,
@@ -262,9 +263,9 @@ def test_what_the_library_rejects_we_reject(case):
                     header_module.parse_header(content[8 : 8 + length], data_bytes, "bad")
 
 
-# A part of an integer weight without the others is a fault, and Hypothesis takes their names from
-# the library's source.
-PARTS = {*GPTQ.names.values(), *COMPRESSED_TENSORS.names.values()}
+# A part of a weight without the others is a fault, and Hypothesis takes their names from the
+# library's source.
+PARTS = {*GPTQ.names.values(), *COMPRESSED_TENSORS.names.values(), *bnb._PARTS}
 
 
 @settings(max_examples=100, deadline=None)

@@ -19,6 +19,7 @@ import transformers  # noqa: E402
 from experts_cases import MODELS, SIZES, TOKENS, dense_twin, qwen3  # noqa: E402
 from nf4.torch import NF4Experts, _fast, quantize_model  # noqa: E402
 from nf4.torch.distributed._prepare import prepare_layers  # noqa: E402
+from nf4.torch.experts import _routing  # noqa: E402
 
 
 def stacks_of(model):
@@ -58,6 +59,49 @@ def test_generation_and_compilation():
         twin = dense_twin(model)
         theirs = twin.generate(TOKENS[:, :3], max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert torch.equal(made, theirs)
+
+
+def routed(tokens, experts, top_k=2):
+    x = torch.randn(tokens, 64, requires_grad=True)
+    chosen = torch.rand(tokens, experts).topk(top_k).indices
+    return x, chosen, torch.rand(tokens, top_k)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)
+def test_few_compiled_rows_are_routed_as_eager_ones(dtype):
+    model = qwen3()
+    quantize_model(model, experts=True)
+    experts = model.model.layers[0].mlp.experts
+    # Parallel ranks number the experts of others behind their own: rows of no expert.
+    ours = experts.num_experts
+    compiled = torch.compile(_routing, backend="aot_eager", fullgraph=True, dynamic=True)
+    layer = torch.compile(experts, backend="aot_eager", fullgraph=True, dynamic=True)
+    for tokens in (1, 5, 32):
+        x, chosen, weights = routed(tokens, ours + 1)
+        for found, expected in zip(
+            compiled(chosen.to(dtype), ours)[:2], _routing(chosen.to(dtype), ours)[:2], strict=True
+        ):
+            assert torch.equal(found, expected) and found.dtype == torch.int32
+        chosen = chosen.clamp(max=ours - 1).to(dtype)
+        y, expected = layer(x, chosen, weights), experts(x, chosen, weights)
+        torch.testing.assert_close(y, expected)
+        dy = torch.randn_like(y)
+        grads = [torch.autograd.grad(each, x, dy)[0] for each in (y, expected)]
+        torch.testing.assert_close(*grads)
+
+
+def test_experts_are_exported_for_any_number_of_tokens():
+    model = qwen3()
+    quantize_model(model, experts=True)
+    experts = model.model.layers[0].mlp.experts
+    tokens = torch.export.Dim("tokens", min=2, max=16)
+    with torch.no_grad():
+        exported = torch.export.export(
+            experts, routed(5, 6), dynamic_shapes=({0: tokens},) * 3, strict=False
+        ).module()
+        for count in (3, 16):
+            given = routed(count, 6)
+            torch.testing.assert_close(exported(*given), experts(*given))
 
 
 def test_a_state_dict_loads_into_a_model_quantized_alike():

@@ -119,12 +119,13 @@ def _routing(
         ends = torch.searchsorted(chosen, every, right=True, out_int32=True)
         tokens = (order // top_k).int()
         return ends, tokens, lambda y: torch.empty_like(y).index_copy_(0, order, y)
-    # Two small kernels of a compiler's, where a sort and a search are several launches each. How
-    # many keys, which all differ, are below an expert's next one, and below each of themselves.
-    pairs = torch.arange(chosen.shape[0], device=chosen.device)
-    keys = chosen * chosen.shape[0] + pairs
-    bounds = torch.cat(((every + 1) * chosen.shape[0], keys))
-    ends, place = (keys < bounds[:, None]).sum(1, dtype=torch.int32).split((experts, len(pairs)))
+    # Two small kernels of a compiler's, where a sort and a search are several launches each. A key
+    # for each pair, all different: how many are below the first of each next expert, and of each.
+    rows = chosen.shape[0]  # len() would fix it in an exported graph
+    pairs = torch.arange(rows, device=chosen.device)
+    keys = chosen.long() * rows + pairs
+    bounds = torch.cat(((every.long() + 1) * rows, keys))
+    ends, place = (keys < bounds[:, None]).sum(1, dtype=torch.int32).split((experts, rows))
     tokens = torch.where(place == pairs[:, None], pairs // top_k, 0).sum(1, dtype=torch.int32)
     return ends, tokens, lambda y: y[place]
 
