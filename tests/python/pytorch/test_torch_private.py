@@ -27,6 +27,7 @@ OF_TORCH = {
     "_any_requires_grad",
     "_current_level",
     "_destroy",
+    "_dynamo_marked_constant",
     "_functorch",
     "_global_backward_hooks",
     "_global_backward_pre_hooks",

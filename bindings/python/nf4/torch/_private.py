@@ -147,6 +147,23 @@ STAND_INS["function_in_transform"] = contextlib.nullcontext
 Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
 
 
+# ---- Traces of torch.compile ---------------------------------------------------------------
+
+
+def constant_in_traces(function: Callable[..., bool]) -> Callable[..., bool]:
+    """Has Dynamo call this function while it traces, and take its answer for a constant. The mark
+    is what torch.compiler.assume_constant_result makes, whose import of Dynamo takes a second. A
+    torch that does not know it traces the function."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_in_traces
+def is_exporting() -> bool:
+    """Whether torch.export traces. To a trace that asks itself torch always says yes."""
+    return torch.compiler.is_exporting()
+
+
 # ---- Arguments of a call -----------------------------------------------------------------
 
 

@@ -13,7 +13,8 @@ Served, on the CPU and on GPUs that libnf4 has kernels for:
                         scales in two launches of their own first; here one fused kernel does all,
                         with the same bits
     nn.modules.Linear4bit.forward, matmul_4bit, autograd._functions.MatMul4Bit.apply
-                        the way to gemm_4bit in eager mode, with the host overhead of an NF4Linear
+                        the way to gemm_4bit in eager mode, with the host overhead of an NF4Linear;
+                        where torch.compile traces, libnf4's operators
     nn.modules.has_avx512bf16
                         answers no, so that a Linear4bit in eval mode on the CPU keeps its bytes.
                         bitsandbytes would repack them, and round the scales to bf16. One that
@@ -26,8 +27,8 @@ Left alone:
     the 8-bit operators, optimizers and quantize_blockwise
     functions whose source is not one that replacements.py knows, and patches
 
-Files: operators.py (kernels), replacements.py (which functions), eager.py and dequantize.py (what
-takes their place).
+Files: operators.py (kernels), replacements.py (which functions), eager.py, traced.py and
+dequantize.py (what takes their place).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """bitsandbytes' way from Linear4bit to gemm_4bit in eager mode, with NF4Linear's host overhead.
 
 Its own is five Python functions and an operator of torch. Ours takes what layers call all the time
-and goes to C++ (_fast.py) at once; anything else goes to the original, whose messages, warnings and
-rare cases stay as they are, and which comes to libnf4 by the operators:
-    torch.compile, dispatch modes, transforms, tracing, derivatives in forward mode
+and goes to C++ (_fast.py) at once, or where torch.compile traces to traced.py; anything else goes
+to the original, whose messages, warnings and rare cases stay as they are, and which comes to libnf4
+by the operators:
+    dispatch modes, transforms, tracing, derivatives in forward mode
     subclasses of Tensor, an `out`, a weight that requires grad
     a weight in another layout or orientation, one that is not quantized yet
     more than 16 rows of fp32 on a GPU, a bias in another dtype, scales in 16 bits
@@ -25,6 +26,7 @@ from nf4 import _convert
 from nf4.torch import _fast, _kernels, _operators, _private
 from nf4.torch._state import as_bytes
 from nf4.torch._weight import Spec, WeightParts
+from nf4.torch.bitsandbytes import traced
 from nf4.torch.bitsandbytes.operators import NESTED_BLOCKSIZE, is_ours, ready
 
 # (x, packed, state) -> the fields of a WeightParts; None where the original is to be called.
@@ -122,8 +124,13 @@ def weights_of(bitsandbytes: Any) -> WeightOf:
     return weight_of
 
 
-def product_for(weight_of: WeightOf) -> Product:
+def product_for(weight_of: WeightOf, bitsandbytes: Any) -> Product:
+    QuantState = bitsandbytes.functional.QuantState
+
     def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor | None:
+        if is_dynamo_compiling():
+            aside = given_back or type(state) is not QuantState
+            return None if aside else traced.product(x, packed, state, bias)
         records = torch.is_grad_enabled() and _private.any_requires_grad(x, packed, bias)
         if records and _private.any_requires_grad(packed):
             return None  # y requires grad, though there is no gradient of the weight
@@ -146,7 +153,7 @@ def matmul_4bit(product: Product, original: Callable[..., Tensor]) -> Callable[.
         bias: Tensor | None = None,
     ) -> Tensor:
         y = None
-        if out is None and not is_dynamo_compiling():
+        if out is None:
             y = product(A, B, quant_state, bias)
         return original(A, B, quant_state, out, bias) if y is None else y
 
@@ -166,7 +173,7 @@ def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
         quant_state: Any = None,
     ) -> Tensor:
         y = None
-        if cls is served and out is None and not is_dynamo_compiling():
+        if cls is served and out is None:
             y = product(A, B, quant_state, bias)
         return super(served, cls).apply(A, B, out, bias, quant_state) if y is None else y
 
@@ -236,7 +243,7 @@ def forward(
 
     def weight_and_bias(self: Any, on_cpu: bool) -> tuple[Tensor, Tensor | None] | None:
         # A later patch of the function that the original calls is to be called.
-        if is_dynamo_compiling() or bitsandbytes.matmul_4bit is not ours:
+        if bitsandbytes.matmul_4bit is not ours:
             return None
         # torch.nn.Module looks for an attribute in three places before it comes to a parameter.
         own = self.__dict__
@@ -250,7 +257,8 @@ def forward(
 
     def operands(self: Any, x: Tensor) -> tuple[WeightParts, Tensor | None, torch.dtype] | None:
         on_cpu = x.is_cpu
-        found = None if on_cpu and in_bf16(self, x) else weight_and_bias(self, on_cpu)
+        aside = is_dynamo_compiling() or (on_cpu and in_bf16(self, x))
+        found = None if aside else weight_and_bias(self, on_cpu)
         if found is None:
             return None
         packed, bias = found

@@ -31,13 +31,13 @@ _usable_gpus: dict[int, bool] = {}
 ready = {torch.device("cpu")}  # the devices of which is_ours needs no more be asked
 
 
+@_private.constant_in_traces
 def _usable_gpu(index: int) -> bool:
     """Has libnf4 kernels that run on this GPU? Asked at the first call and not when bitsandbytes
     is imported, as the question initialises CUDA."""
     known = _usable_gpus.get(index)
-    # Dynamo cannot trace the question: what is compiled before any eager call stays with
-    # bitsandbytes.
-    if known is not None or torch.compiler.is_compiling():
+    # A Dynamo that does not call this, but traces it, could not trace the question.
+    if known is not None or torch.compiler.is_dynamo_compiling():
         return bool(known)
     found = nf4.device_info(index)
     if not found.usable:

@@ -69,7 +69,7 @@ def _keeps_its_bytes() -> bool:
 def _ours(bitsandbytes: Any) -> dict[str, Callable[[Any], Any]]:
     """What makes each replacement from the original, in this order."""
     weight_of = eager.weights_of(bitsandbytes)
-    product = eager.product_for(weight_of)
+    product = eager.product_for(weight_of, bitsandbytes)
     return {
         _DEQUANTIZE: dequantize_4bit,
         _MATMUL: functools.partial(eager.matmul_4bit, product),

@@ -1,0 +1,68 @@
+"""bitsandbytes' way from Linear4bit to gemm_4bit where torch.compile traces it. The compiled model
+calls an operator of libnf4's, which is C++; bitsandbytes' are served in Python, and its backward
+pass makes a dense weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nf4 import _convert
+from nf4.torch import _private
+from nf4.torch._checks import DTYPES
+from nf4.torch._schemas import linear
+from nf4.torch._state import as_bytes
+from nf4.torch._weight import Spec, WeightParts
+from nf4.torch.bitsandbytes import operators
+
+
+def _weight(x: Tensor, packed: Tensor, state: Any) -> WeightParts | None:
+    """None for what gemm_4bit does not take, and for another layout or orientation."""
+    shape = state.shape
+    if len(shape) != 2 or x.shape[-1] != shape[1] or state.quant_type not in _convert.FORMATS:
+        return None
+    if x.device.type == "cpu" and getattr(state, "packing_format_for_cpu", False):
+        return None
+    outer = state.state2
+    if outer is None:
+        scales, nested_blocksize = (state.absmax, None, None, None), 0
+    elif outer.blocksize == operators.NESTED_BLOCKSIZE:
+        scales = (state.absmax, outer.absmax, outer.code, state.offset)
+        nested_blocksize = operators.NESTED_BLOCKSIZE
+    else:
+        return None
+    spec = Spec.of(shape, state.quant_type, state.blocksize, nested_blocksize)
+    # A view: calling an operator with a Params4bit takes 4 us, for its __torch_function__.
+    return WeightParts(as_bytes(packed).view(-1), *scales, None, spec).with_float_scales()
+
+
+def _is_differentiated_otherwise(x: Tensor, packed: Tensor, state: Any) -> bool:
+    """Has bitsandbytes another gradient than the operator? y requires grad with its weight, and a
+    weight that was in 16 bits is rounded to these, whatever x is in."""
+    if not torch.is_grad_enabled():
+        return False
+    return packed.requires_grad or state.dtype not in (torch.float32, x.dtype)
+
+
+def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor | None:
+    """x W^T + bias, of a QuantState. None where bitsandbytes' own functions are to be traced: in a
+    program that is exported, which is not to need libnf4, and for what is rare."""
+    if _private.is_exporting() or not operators.is_ours(x):
+        return None
+    if x.dtype not in DTYPES or (x.dtype == torch.float32 and x.device.type == "cuda"):
+        return None
+    if bias is not None and bias.dtype != x.dtype:
+        return None
+    if _is_differentiated_otherwise(x, packed, state):
+        return None
+    weight = _weight(x, packed, state)
+    if weight is None:
+        return None
+    if not torch.is_autocast_enabled(x.device.type):
+        return linear(x, bias, *weight.arguments())
+    with torch.autocast(
+        x.device.type, enabled=False
+    ):  # it changes nothing in bitsandbytes' product
+        return linear(x, bias, *weight.arguments())
