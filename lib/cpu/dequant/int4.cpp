@@ -11,8 +11,8 @@
 namespace nf4::cpu {
 namespace {
 
-constexpr int64_t kBlockRows = 128;
 constexpr int64_t kCodeBytes = 57344;  // at once
+constexpr int64_t kTableBytes = 16384;
 
 class Int4Dequantizer {
  public:
@@ -28,7 +28,7 @@ class Int4Dequantizer {
     const int64_t row_bytes = weight_.cols * element_bytes_;
     output_.begin(n.begin * row_bytes, n.end * row_bytes);
     // Rows of codes are read one by one; words of many rows, in lines of at least a cache line.
-    const int64_t rows = weight_.layout == NF4_INT4_COMPRESSED_TENSORS ? 1 : kBlockRows;
+    const int64_t rows = weight_.layout == NF4_INT4_COMPRESSED_TENSORS ? 1 : rows_.max_rows();
     const int64_t columns =
         std::min(rows_.max_columns(rows), DequantOutput::kStagedBytes / element_bytes_);
     for (int64_t i = n.begin; i < n.end; i += rows)
@@ -72,7 +72,7 @@ class Int4Dequantizer {
   const nf4_dtype dtype_;
   char *const out_;
   const int64_t element_bytes_;
-  Int4RowsOf<kCodeBytes> rows_;
+  Int4RowsOf<kCodeBytes, kTableBytes> rows_;
   DequantOutput output_;
 };
 

@@ -21,7 +21,17 @@ bool has_rows_of_codes(const Int4Weight &weight) {
   return weight.layout == NF4_INT4_COMPRESSED_TENSORS;
 }
 
+// Codes 0 to 15, for the values of a group.
+constexpr uint8_t kEveryCode[kKernelStep / 2] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
+
 }  // namespace
+
+int64_t Int4Rows::max_rows() const {
+  constexpr int64_t kRows = 128, kRowsOfTables = 32;
+  if (in_steps()) return kRows;
+  const int64_t rows = (max_groups(code_bytes_) - 16) / weight_.groups / 8 * 8;
+  return std::clamp<int64_t>(rows, 8, kRowsOfTables);
+}
 
 int64_t Int4Rows::max_columns(int64_t rows) const {
   if (has_rows_of_codes(weight_)) return kMaxColumns;
@@ -30,7 +40,8 @@ int64_t Int4Rows::max_columns(int64_t rows) const {
 }
 
 Int4Rows::Int4Rows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype,
-                   int64_t code_bytes, uint8_t *codes, float *scales, float *zeros)
+                   int64_t code_bytes, uint8_t *codes, float *scales, float *zeros,
+                   int64_t table_bytes, char *tables)
     : kernels_(kernels),
       weight_(weight),
       dtype_(dtype),
@@ -38,11 +49,20 @@ Int4Rows::Int4Rows(const DequantKernels &kernels, const Int4Weight &weight, nf4_
       code_bytes_(code_bytes),
       buffer_(codes),
       scales_(scales),
-      zeros_(zeros) {}
+      zeros_(zeros),
+      table_bytes_(table_bytes),
+      tables_(tables) {}
 
 // Whether a step is of one group.
-bool Int4Rows::in_vectors() const {
+bool Int4Rows::in_steps() const {
   return weight_.g_idx == nullptr && (weight_.groups == 1 || weight_.group_size % kKernelStep == 0);
+}
+
+Int4Rows::Decode Int4Rows::decode_of(int64_t rows, int64_t groups) const {
+  if (in_steps()) return Decode::kSteps;
+  const int64_t read = (has_rows_of_codes(weight_) ? 1 : rows) * groups + 16;  // to a whole vector
+  const bool fits = groups * 16 * element_bytes_ <= table_bytes_ && read <= max_groups(code_bytes_);
+  return fits ? Decode::kTables : Decode::kReference;
 }
 
 Int4Rows::Words Int4Rows::words(RowRange n, int64_t k, int64_t columns) const {
@@ -61,7 +81,11 @@ void Int4Rows::load(RowRange n, int64_t k, int64_t columns) {
   const Words from = words(n, k, columns);
   codes_ = reinterpret_cast<const uint8_t *>(from.first);
   stride_ = from.stride;
-  if (has_rows_of_codes(weight_) || !in_vectors()) return;
+  group_ = weight_.g_idx != nullptr ? 0 : k / weight_.group_size;
+  groups_ = weight_.g_idx != nullptr ? weight_.groups
+                                     : (k + columns - 1) / weight_.group_size - group_ + 1;
+  decode_ = decode_of(n_count_, groups_);
+  if (has_rows_of_codes(weight_) || decode_ == Decode::kReference) return;
   codes_ = buffer_;
   stride_ = ceil_divide(columns, kWordsCols) * kWordsCols / 2 + kPad;
   const WordsArgs args{reinterpret_cast<const uint32_t *>(from.first),
@@ -71,13 +95,11 @@ void Int4Rows::load(RowRange n, int64_t k, int64_t columns) {
                        buffer_,
                        stride_};
   (weight_.layout == NF4_INT4_GPTQ ? kernels_.gptq_rows : kernels_.awq_rows)(args);
-  read_groups(n, k, columns);
+  read_groups(n);
 }
 
 // From [group][row] to [row][group].
-void Int4Rows::read_groups(RowRange n, int64_t k, int64_t columns) {
-  group_ = k / weight_.group_size;
-  groups_ = (k + columns - 1) / weight_.group_size - group_ + 1;
+void Int4Rows::read_groups(RowRange n) {
   float scales[kMaxRows], zeros[kMaxRows];
   for (int64_t g = 0; g < groups_; ++g) {
     kernels_.groups(int4_groups(weight_, n.begin, group_ + g, n_count_, scales, zeros));
@@ -107,11 +129,14 @@ void Int4Rows::prefetch() {
 
 void Int4Rows::operator()(int64_t n, int64_t k, int64_t count, char *out) {
   prefetch();
-  if (in_vectors()) {
-    dequant_steps(codes_ + (n - n_) * stride_ + (k - k_) / 2, n, k, count, out);
+  const uint8_t *const codes = codes_ + (n - n_) * stride_ + (k - k_) / 2;
+  if (decode_ == Decode::kSteps) {
+    dequant_steps(codes, n, k, count, out);
   } else {
+    if (decode_ == Decode::kTables) make_tables(n);
     with_dtype(dtype_, [&](auto type) {
       auto *values = reinterpret_cast<decltype(type) *>(out);
+      if (decode_ == Decode::kTables) return look_up(codes, k, count, values);
       for (int64_t i = 0; i < count; ++i)
         values[i] = from_float<decltype(type)>(int4_value_at(weight_, n, k + i));
     });
@@ -152,6 +177,46 @@ void Int4Rows::dequant_steps(const uint8_t *codes, int64_t n, int64_t k, int64_t
   args.packed = padded;
   args.blocksize = kKernelStep;
   dequant(kKernelStep);
+}
+
+// By the kernel, for the bits that it gives elsewhere.
+void Int4Rows::make_tables(int64_t n) {
+  const float *scales = scales_, *zeros = zeros_;
+  if (has_rows_of_codes(weight_)) {
+    kernels_.groups(int4_groups(weight_, n, group_, groups_, scales_, zeros_));
+  } else {
+    scales += (n - n_) * groups_;
+    zeros += (n - n_) * groups_;
+  }
+  alignas(64) char values[kKernelStep * sizeof(float)];
+  const int64_t bytes = 16 * element_bytes_;
+  for (int64_t g = 0; g < groups_; ++g) {
+    kernels_.int4[dtype_ - 1](
+        {kInt4Codebook, kEveryCode, scales + g, kKernelStep, kKernelStep, values, zeros + g});
+    std::memcpy(tables_ + g * bytes, values, bytes);
+  }
+}
+
+template <class T>
+void Int4Rows::look_up(const uint8_t *codes, int64_t k, int64_t count, T *out) const {
+  const auto *const tables = reinterpret_cast<const T *>(tables_);
+  const auto code = [codes](int64_t i) { return codes[i / 2] >> i % 2 * 4 & 15; };
+  if (weight_.g_idx != nullptr) {
+    const int32_t *const g_idx = weight_.g_idx + k;
+    for (int64_t i = 0; i + 1 < count; i += 2) {
+      out[i] = tables[int64_t{g_idx[i]} * 16 + (codes[i / 2] & 15)];
+      out[i + 1] = tables[int64_t{g_idx[i + 1]} * 16 + (codes[i / 2] >> 4)];
+    }
+    if (const int64_t last = count - 1; count % 2 != 0)
+      out[last] = tables[int64_t{g_idx[last]} * 16 + code(last)];
+    return;
+  }
+  const int64_t size = weight_.group_size;
+  for (int64_t i = 0; i < count;) {
+    const T *const table = tables + ((k + i) / size - group_) * 16;
+    for (const int64_t end = std::min(count, i + size - (k + i) % size); i < end; ++i)
+      out[i] = table[code(i)];
+  }
 }
 
 }  // namespace nf4::cpu

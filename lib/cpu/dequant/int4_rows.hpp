@@ -9,8 +9,10 @@ namespace nf4::cpu {
 
 class Int4Rows {
  public:
-  // Rows in one load(), from a multiple of 8 on; and stored columns, from a multiple of kKernelStep
-  // on, for so many rows.
+  // Rows in one load(), from a multiple of 8 on: where groups are no whole steps, those of which
+  // each may have a table of its groups' values.
+  int64_t max_rows() const;
+  // Stored columns, from a multiple of kKernelStep on, for so many rows.
   int64_t max_columns(int64_t rows) const;
 
   // Makes the codes of these rows and columns accessible.
@@ -26,12 +28,17 @@ class Int4Rows {
     return code_bytes * 2 / kKernelStep + 16;
   }
 
-  // For so many bytes of codes, and scales and zeros of their groups.
+  // For so many bytes of codes, scales and zeros of their groups, and so many bytes of tables.
   Int4Rows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype,
-           int64_t code_bytes, uint8_t *codes, float *scales, float *zeros);
+           int64_t code_bytes, uint8_t *codes, float *scales, float *zeros, int64_t table_bytes,
+           char *tables);
 
  private:
   static constexpr int64_t kMaxColumns = 4096;
+
+  // How elements are made: by whole steps of a group; by a look-up each, in a table of 16 values
+  // for each group of a row; or by the reference's decode, of too many groups.
+  enum class Decode { kSteps, kTables, kReference };
 
   // Words of some rows and columns: rows of `bytes`.
   struct Words {
@@ -41,11 +48,15 @@ class Int4Rows {
     int64_t bytes;
   };
 
-  bool in_vectors() const;
-  void read_groups(RowRange n, int64_t k, int64_t columns);
+  bool in_steps() const;
+  Decode decode_of(int64_t rows, int64_t groups) const;
+  void read_groups(RowRange n);
   Words words(RowRange n, int64_t k, int64_t columns) const;
   void prefetch();
   void dequant_steps(const uint8_t *codes, int64_t n, int64_t k, int64_t count, char *out);
+  void make_tables(int64_t n);
+  template <class T>
+  void look_up(const uint8_t *codes, int64_t k, int64_t count, T *out) const;
 
   const DequantKernels &kernels_;
   const Int4Weight &weight_;
@@ -61,9 +72,12 @@ class Int4Rows {
   int64_t next_row_ = 0;
   int64_t next_byte_ = 0;
   int64_t lines_per_row_ = 0;  // to prefetch while a row is dequantized
+  Decode decode_ = Decode::kReference;
   // Of the rows' groups from group_ on; of compressed-tensors, of one row.
   int64_t group_ = 0;
   int64_t groups_ = 0;
+  const int64_t table_bytes_;
+  char *const tables_;  // of a row, in its dtype
   const int64_t code_bytes_;
   uint8_t *const buffer_;
   float *const scales_;
@@ -71,16 +85,18 @@ class Int4Rows {
 };
 
 // With its buffers.
-template <int64_t kCodeBytes>
+template <int64_t kCodeBytes, int64_t kTableBytes>
 class Int4RowsOf : public Int4Rows {
  public:
   Int4RowsOf(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype)
-      : Int4Rows(kernels, weight, dtype, kCodeBytes, codes_, scales_, zeros_) {}
+      : Int4Rows(kernels, weight, dtype, kCodeBytes, codes_, scales_, zeros_, kTableBytes,
+                 tables_) {}
 
  private:
   float scales_[max_groups(kCodeBytes)];
   float zeros_[max_groups(kCodeBytes)];
   alignas(64) uint8_t codes_[kCodeBytes];
+  alignas(64) char tables_[kTableBytes];
 };
 
 }  // namespace nf4::cpu

@@ -60,6 +60,7 @@ class IntegerRows {
   static constexpr int64_t kPanelBytes = 32768;
   static constexpr int64_t kMaxColumns = 2048;
   static constexpr int64_t kCodeBytes = 32768;
+  static constexpr int64_t kTableBytes = 4096;
 
   IntegerRows(const DequantKernels &dequant, const MatmulKernels &kernels, const Int4Weight &weight,
               int64_t panel_n)
@@ -84,7 +85,7 @@ class IntegerRows {
  private:
   const Int4Weight &weight_;
   const int64_t panel_n_;
-  Int4RowsOf<kCodeBytes> rows_;
+  Int4RowsOf<kCodeBytes, kTableBytes> rows_;
 };
 
 // Those of a matrix of an adapter.
