@@ -164,6 +164,12 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
+@constant_in_traces
+def is_transformed() -> bool:
+    """Whether a transform of torch.func, or derivatives in forward mode, may be around."""
+    return has_transforms() or in_forward_ad()
+
+
 # ---- Arguments of a call -----------------------------------------------------------------
 
 

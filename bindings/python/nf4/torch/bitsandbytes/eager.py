@@ -239,7 +239,7 @@ def forward(
         weight = self._parameters.get("weight")  # self.weight takes 0.5 us
         if self.support_avx512bf16_for_cpu or type(weight) is not Params4bit:
             return False
-        return _in_bf16(self, weight.quant_state, x, QuantState)
+        return _in_bf16(self, getattr(weight, "quant_state", None), x, QuantState)
 
     def weight_and_bias(self: Any, on_cpu: bool) -> tuple[Tensor, Tensor | None] | None:
         # A later patch of the function that the original calls is to be called.
@@ -263,7 +263,8 @@ def forward(
             return None
         packed, bias = found
         frozen = not _private.any_requires_grad(packed)  # its own attribute calls Python
-        weight = weight_of(x, packed, packed.quant_state) if frozen else None
+        state = getattr(packed, "quant_state", None)  # FSDP may have dropped it
+        weight = weight_of(x, packed, state) if frozen else None
         if weight is None:
             return None
         plain = tuple.__new__(WeightParts, (_plain(packed), *weight[1:]))
@@ -280,7 +281,8 @@ def forward(
         weight, bias = found
         dtype, wanted = x.dtype, self.compute_dtype
         casts = wanted is not None and wanted is not dtype
-        y = product(x.to(wanted) if casts else x, weight, weight.quant_state, bias)
+        state = getattr(weight, "quant_state", None)
+        y = product(x.to(wanted) if casts else x, weight, state, bias)
         if y is None:
             return original(self, x)
         return y.to(dtype) if casts else y

@@ -34,8 +34,7 @@ def _weight(x: Tensor, packed: Tensor, state: Any) -> WeightParts | None:
     else:
         return None
     spec = Spec.of(shape, state.quant_type, state.blocksize, nested_blocksize)
-    # A view: calling an operator with a Params4bit takes 4 us, for its __torch_function__.
-    return WeightParts(as_bytes(packed).view(-1), *scales, None, spec).with_float_scales()
+    return WeightParts(as_bytes(packed), *scales, None, spec).with_float_scales()
 
 
 def _is_differentiated_otherwise(x: Tensor, packed: Tensor, state: Any) -> bool:
@@ -43,18 +42,28 @@ def _is_differentiated_otherwise(x: Tensor, packed: Tensor, state: Any) -> bool:
     weight that was in 16 bits is rounded to these, whatever x is in."""
     if not torch.is_grad_enabled():
         return False
-    return packed.requires_grad or state.dtype not in (torch.float32, x.dtype)
+    rounds = state.dtype not in (torch.float32, x.dtype)
+    return packed.requires_grad or (x.requires_grad and rounds)
+
+
+def _is_plain(x: Tensor, bias: Tensor | None) -> bool:
+    """The operator copies an x of other strides, and refuses a bias of another dtype."""
+    if x.dtype not in DTYPES or (x.dtype == torch.float32 and x.device.type == "cuda"):
+        return False
+    return x.is_contiguous() and (bias is None or bias.dtype == x.dtype)
 
 
 def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor | None:
     """x W^T + bias, of a QuantState. None where bitsandbytes' own functions are to be traced: in a
-    program that is exported, which is not to need libnf4, and for what is rare."""
-    if _private.is_exporting() or not operators.is_ours(x):
+    program that is exported, which is not to need libnf4, within transforms, and for what is
+    rare."""
+    if _private.is_exporting() or _private.is_transformed() or not operators.is_ours(x):
         return None
-    if x.dtype not in DTYPES or (x.dtype == torch.float32 and x.device.type == "cuda"):
+    if not _is_plain(x, bias):
         return None
-    if bias is not None and bias.dtype != x.dtype:
-        return None
+    # A view is no Params4bit. To call an operator with one takes 4 us, for its __torch_function__,
+    # and under a mode for functions Dynamo cannot even trace its attributes.
+    packed = packed.view(-1)
     if _is_differentiated_otherwise(x, packed, state):
         return None
     weight = _weight(x, packed, state)
