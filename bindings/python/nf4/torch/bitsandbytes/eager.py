@@ -22,12 +22,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from nf4 import _convert
 from nf4.torch import _fast, _kernels, _operators, _private
 from nf4.torch._state import as_bytes
 from nf4.torch._weight import Spec, WeightParts
 from nf4.torch.bitsandbytes import traced
-from nf4.torch.bitsandbytes.operators import NESTED_BLOCKSIZE, is_ours, ready
+from nf4.torch.bitsandbytes.operators import is_ours, ready, takes
 
 # (x, packed, state) -> the fields of a WeightParts; None where the original is to be called.
 WeightOf = Callable[[Tensor, Tensor, Any], "tuple[Any, ...] | None"]
@@ -40,8 +39,7 @@ def _spec(
     shape: tuple[int, ...], quant_type: str, blocksize: int, nested_blocksize: int
 ) -> Spec | None:
     """None for what gemm_4bit does not take."""
-    known = quant_type in _convert.FORMATS and nested_blocksize in (0, NESTED_BLOCKSIZE)
-    if len(shape) != 2 or not known:
+    if not takes(shape, quant_type, nested_blocksize):
         return None
     return Spec.of(shape, quant_type, blocksize, nested_blocksize)
 
@@ -241,7 +239,7 @@ def forward(
             return False
         return _in_bf16(self, getattr(weight, "quant_state", None), x, QuantState)
 
-    def weight_and_bias(self: Any, on_cpu: bool) -> tuple[Tensor, Tensor | None] | None:
+    def weight_state_bias(self: Any, on_cpu: bool) -> tuple[Tensor, Any, Tensor | None] | None:
         # A later patch of the function that the original calls is to be called.
         if bitsandbytes.matmul_4bit is not ours:
             return None
@@ -253,17 +251,17 @@ def forward(
             return None
         if on_cpu and self.support_avx512bf16_for_cpu:
             return None  # the original may change the layout
-        return weight, parameters["bias"] if "bias" in parameters else self.bias
+        state = getattr(weight, "quant_state", None)  # FSDP may have dropped it
+        return weight, state, parameters["bias"] if "bias" in parameters else self.bias
 
     def operands(self: Any, x: Tensor) -> tuple[WeightParts, Tensor | None, torch.dtype] | None:
         on_cpu = x.is_cpu
         aside = is_dynamo_compiling() or (on_cpu and in_bf16(self, x))
-        found = None if aside else weight_and_bias(self, on_cpu)
+        found = None if aside else weight_state_bias(self, on_cpu)
         if found is None:
             return None
-        packed, bias = found
+        packed, state, bias = found
         frozen = not _private.any_requires_grad(packed)  # its own attribute calls Python
-        state = getattr(packed, "quant_state", None)  # FSDP may have dropped it
         weight = weight_of(x, packed, state) if frozen else None
         if weight is None:
             return None
@@ -275,13 +273,12 @@ def forward(
         on_cpu = x.is_cpu
         if on_cpu and in_bf16(self, x):
             return _rounded(self, x, ours)
-        found = weight_and_bias(self, on_cpu)
+        found = weight_state_bias(self, on_cpu)
         if found is None:
             return original(self, x)
-        weight, bias = found
+        weight, state, bias = found
         dtype, wanted = x.dtype, self.compute_dtype
         casts = wanted is not None and wanted is not dtype
-        state = getattr(weight, "quant_state", None)
         y = product(x.to(wanted) if casts else x, weight, state, bias)
         if y is None:
             return original(self, x)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import nf4
+from nf4 import _convert
 from nf4._versions import OLDEST_BITSANDBYTES
 from nf4.torch import _fast, _kernels, _private
 from nf4.torch._state import as_bytes
@@ -23,6 +24,13 @@ _GEMM = (
     "bias", "absmax_8bit", "absmax_code", "absmax_offset",
 )  # fmt: skip
 _DEQUANTIZE = ("A", "absmax", "blocksize", "quant_type", "shape", "dtype")
+
+
+def takes(shape: Sequence[int], quant_type: str, nested_blocksize: int) -> bool:
+    """Does gemm_4bit take such a weight? nested_blocksize is 0 if flat."""
+    known = quant_type in _convert.FORMATS and nested_blocksize in (0, NESTED_BLOCKSIZE)
+    return known and len(shape) == 2
+
 
 # ---- Where libnf4 can run --------------------------------------------------------------
 

@@ -9,32 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nf4 import _convert
 from nf4.torch import _private
 from nf4.torch._checks import DTYPES
 from nf4.torch._schemas import linear
-from nf4.torch._state import as_bytes
-from nf4.torch._weight import Spec, WeightParts
+from nf4.torch._state import parts_of
 from nf4.torch.bitsandbytes import operators
 
 
-def _weight(x: Tensor, packed: Tensor, state: Any) -> WeightParts | None:
-    """None for what gemm_4bit does not take, and for another layout or orientation."""
-    shape = state.shape
-    if len(shape) != 2 or x.shape[-1] != shape[1] or state.quant_type not in _convert.FORMATS:
-        return None
+def _is_served(x: Tensor, state: Any) -> bool:
+    """Does gemm_4bit take the weight, in this layout and orientation?"""
     if x.device.type == "cpu" and getattr(state, "packing_format_for_cpu", False):
-        return None
-    outer = state.state2
-    if outer is None:
-        scales, nested_blocksize = (state.absmax, None, None, None), 0
-    elif outer.blocksize == operators.NESTED_BLOCKSIZE:
-        scales = (state.absmax, outer.absmax, outer.code, state.offset)
-        nested_blocksize = operators.NESTED_BLOCKSIZE
-    else:
-        return None
-    spec = Spec.of(shape, state.quant_type, state.blocksize, nested_blocksize)
-    return WeightParts(as_bytes(packed), *scales, None, spec).with_float_scales()
+        return False
+    nested_blocksize = state.state2.blocksize if state.nested else 0
+    return operators.takes(state.shape, state.quant_type, nested_blocksize) and (
+        x.shape[-1] == state.shape[1]
+    )
 
 
 def _is_differentiated_otherwise(x: Tensor, packed: Tensor, state: Any) -> bool:
@@ -59,19 +48,16 @@ def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tenso
     rare."""
     if _private.is_exporting() or _private.is_transformed() or not operators.is_ours(x):
         return None
-    if not _is_plain(x, bias):
+    if not _is_plain(x, bias) or not _is_served(x, state):
         return None
     # A view is no Params4bit. To call an operator with one takes 4 us, for its __torch_function__,
     # and under a mode for functions Dynamo cannot even trace its attributes.
     packed = packed.view(-1)
     if _is_differentiated_otherwise(x, packed, state):
         return None
-    weight = _weight(x, packed, state)
-    if weight is None:
-        return None
-    if not torch.is_autocast_enabled(x.device.type):
-        return linear(x, bias, *weight.arguments())
-    with torch.autocast(
-        x.device.type, enabled=False
-    ):  # it changes nothing in bitsandbytes' product
-        return linear(x, bias, *weight.arguments())
+    arguments, device = parts_of(packed, state).arguments(), x.device.type
+    if not torch.is_autocast_enabled(device):
+        return linear(x, bias, *arguments)
+    # It changes nothing in bitsandbytes' product.
+    with torch.autocast(device, enabled=False):
+        return linear(x, bias, *arguments)
