@@ -63,4 +63,11 @@ static void cuda_check(int result) {
   exit(1);
 }
 
+/* Returns when the bytes are there. A copy from pageable memory may return while it runs, and a
+ * stream that does not wait for the default stream does not wait for it. */
+static void copy_to_device(CUdeviceptr to, const void *from, size_t bytes) {
+  cuda_check(cuMemcpyHtoD(to, from, bytes));
+  cuda_check(cuStreamSynchronize(NULL));
+}
+
 #endif

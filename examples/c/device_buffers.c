@@ -39,7 +39,7 @@ static void *device_alloc(int64_t bytes) {
 static void device_free(void *memory) { cuda_check(cuMemFree((CUdeviceptr)(uintptr_t)memory)); }
 
 static void upload(void *device, const void *host, int64_t bytes) {
-  cuda_check(cuMemcpyHtoD((CUdeviceptr)(uintptr_t)device, host, (size_t)bytes));
+  copy_to_device((CUdeviceptr)(uintptr_t)device, host, (size_t)bytes);
 }
 
 /* A double-quantized NF4 weight whose parts come from `allocate`; nested_code is the caller's. */

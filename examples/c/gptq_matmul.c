@@ -30,7 +30,7 @@ static void *allocate(int64_t bytes) {
 static void *on_device(const void *host, int64_t bytes) {
   CUdeviceptr memory = 0;
   cuda_check(cuMemAlloc(&memory, (size_t)bytes));
-  if (host != NULL) cuda_check(cuMemcpyHtoD(memory, host, (size_t)bytes));
+  if (host != NULL) copy_to_device(memory, host, (size_t)bytes);
   return (void *)(uintptr_t)memory;
 }
 

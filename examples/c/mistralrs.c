@@ -64,7 +64,7 @@ static int check_arguments(void) {
 static CUdeviceptr upload(const void *values, size_t bytes) {
   CUdeviceptr memory = 0;
   cuda_check(cuMemAlloc(&memory, bytes));
-  cuda_check(cuMemcpyHtoD(memory, values, bytes));
+  copy_to_device(memory, values, bytes);
   return memory;
 }
 

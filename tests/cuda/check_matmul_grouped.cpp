@@ -211,6 +211,7 @@ TEST_CASE("a graph of a grouped product follows other routings", "[cuda][matmul_
     PlacedGrouped placed(rng, test, true);
     REQUIRE(placed.used(test) == config);
     REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK);
+    stream.synchronize();  // it reads the routing that is replaced below
     cudaGraphExec_t graph =
         capture(stream, [&] { REQUIRE(placed.multiply(test, stream) == NF4_STATUS_OK); });
     for (const int32_t apart : {1, 3, 16}) {

@@ -28,8 +28,8 @@ RECORD = ROOT / "tests" / "gpu" / "record.json"
 FIGURES_FILE = ROOT / "docs" / "bench" / "figures.json"
 UNVERIFIED = """\
 ==================================== WARNING ====================================
-No GPU has run this code: {why}
-The last code that passed on a GPU is of {date} ({device}). Run ./dev gpu.
+Not all of ./dev gpu has passed on this code: {why}
+The last code that passed it is of {date} ({device}).
 ================================================================================="""
 
 
