@@ -72,7 +72,7 @@ TEST_CASE("the same bits on any stream, run after run, and from a graph", "[cuda
   check(cudaStreamPerThread);
 
   cudaGraphExec_t graph = capture(stream, [&] { trip.run(stream); });
-  for (int replay = 0; replay < 100; ++replay) {
+  for (int replay = 0; replay < replays(); ++replay) {
     REQUIRE_CUDA(cudaGraphLaunch(graph, other));
     check(other);
   }

@@ -4,11 +4,12 @@ tests passed, and docs/bench/figures.json if the bench did, too.
 
     python tests/gpu/run.py [--build DIR] [--ptx-build DIR] [--race-build DIR]
                              [--record FILE] [--figures FILE] [--commit ID] [--no-bench]
-                             [--skip STEP WHY]
+                             [--skip STEP WHY] [--resume FILE]
 
 `--ptx-build` holds check_cuda of a build with -Dgpu_archs=75-ptx,80-ptx: the PTX that later
 GPUs compile, and the kernels for GPUs between, which this one may not be. `--race-build` holds
 the one for racecheck, of a build with -Dcuda_args=-DNF4_RACECHECK (lib/cuda/ptx/mbarrier.cuh).
+`--resume` keeps what has passed, and takes it from there (passed.py).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 
 import record as records  # noqa: E402
+from passed import Passed  # noqa: E402
 from sources import source_hash  # noqa: E402
 
 # Steps of compute-sanitizer: the tool, and the tests that it runs. Racecheck takes seconds for a
@@ -68,9 +70,10 @@ SANITIZER_SHAPES = "3"
 CHALLENGE_ITERATIONS = 200
 SKIPPED_STATUS = 77
 STEP_SECONDS = 900  # a step that takes longer hangs
-# Steps side by side on a GPU, besides one of racecheck: most of their time is a processor's, but a
-# GPU serves many programs slowly.
+# Steps side by side on a GPU, besides one of racecheck, and files of tests in a step: most of their
+# time is a processor's, but a GPU serves many programs slowly.
 LANES = 2
+FILES_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // (2 * LANES)))
 RUST = ROOT / ".cache" / "rust"
 
 # A step is told which GPU is its own, as CUDA_VISIBLE_DEVICES has it.
@@ -159,7 +162,7 @@ def at_once(steps: dict[str, Step], devices: list[str]) -> dict[str, dict]:
 
 
 def run_junit(command: list[str], junit: Path, **environment: str) -> dict:
-    """Runs tests that write `junit`; their counts. Raises if any failed or none ran."""
+    """Runs tests that write `junit`; their counts. Raises if any failed."""
     status, output = execute(command, **environment)
     if not junit.exists():
         raise Failure(f"{' '.join(command)} ended with {status} and no results:\n{output}")
@@ -169,7 +172,7 @@ def run_junit(command: list[str], junit: Path, **environment: str) -> dict:
     failed += [case for case in cases if case.find("error") is not None]
     skipped = [case for case in cases if case.find("skipped") is not None]
     passed = len(cases) - len(failed) - len(skipped)
-    if status != 0 or failed or passed == 0:
+    if status != 0 or failed:
         raise Failure(f"{' '.join(command)} ended with {status}:\n{output}")
     return {"passed": passed, "failed": 0, "skipped": len(skipped)}
 
@@ -182,13 +185,30 @@ def check_cuda(build: Path) -> Path:
     return found[0]
 
 
+def by_file(run: Callable[[str], dict]) -> list[dict]:
+    """run(tag) for the tag of each file of tests, several at once."""
+    files = sorted(path.stem for path in (ROOT / "tests" / "cuda").glob("check_*.cpp"))
+    with concurrent.futures.ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        return list(pool.map(lambda file: run(f"[#{file}]"), files))
+
+
 def catch2(program: Path, tags: str, folder: Path, **environment: str) -> dict:
-    with tempfile.NamedTemporaryFile(suffix=".xml", dir=folder) as file:
-        junit = Path(file.name)
-    command = [str(program), tags, "-r", "junit", "-o", str(junit)]
-    counts = run_junit(command, junit, **environment)
-    suites = xml.etree.ElementTree.parse(junit).getroot().iter("testsuite")
-    return counts | {"assertions": sum(int(suite.get("tests", 0)) for suite in suites)}
+    def run(file: str) -> dict:
+        with tempfile.NamedTemporaryFile(suffix=".xml", dir=folder) as made:
+            junit = Path(made.name)
+        command = [str(program), "--filenames-as-tags", file + tags, "-r", "junit", "-o", str(junit)]
+        counts = run_junit(command, junit, **environment)
+        suites = xml.etree.ElementTree.parse(junit).getroot().iter("testsuite")
+        return counts | {"assertions": sum(int(suite.get("tests", 0)) for suite in suites)}
+
+    found = [run("")] if tags.startswith("[.") else by_file(run)  # of a hidden tag is one test
+    return require_some({name: sum(counts[name] for counts in found) for name in found[0]}, tags)
+
+
+def require_some(counts: dict, tests: str) -> dict:
+    if counts["passed"] == 0:
+        raise Failure(f"{tests}: no test passed")
+    return counts
 
 
 def pytest(folder: Path) -> dict:
@@ -196,17 +216,24 @@ def pytest(folder: Path) -> dict:
     found = sorted((ROOT / "tests" / "python" / "gpu").glob("test_gpu*.py"))
     tests = [str(path) for path in found if path.name != "test_gpu_run.py"]  # which needs none
     command = [sys.executable, "-m", "pytest", "-q", *tests]
-    return run_junit([*command, f"--junitxml={junit}"], junit)
+    return require_some(run_junit([*command, f"--junitxml={junit}"], junit), "pytest")
 
 
 def sanitize(program: Path, tool: str, tags: str, gpu: str) -> dict:
     """One of compute-sanitizer's tools over kernels; raises on the first report."""
     base = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", str(program)]
     on = {"NF4_TEST_SHAPES": SANITIZER_SHAPES, "CUDA_VISIBLE_DEVICES": gpu}
-    status, output = execute([*base, tags, "-w", "NoTests"], **on)
-    summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
-    if status != 0 or summary is None or summary[1] != "0":
-        raise Failure(f"compute-sanitizer {tool} ended with {status}:\n{output}")
+
+    def ran(file: str) -> bool:
+        status, output = execute([*base, "--filenames-as-tags", file + tags], **on)
+        summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
+        if status != 0 or summary is None or summary[1] != "0":
+            raise Failure(f"compute-sanitizer {tool} ended with {status}:\n{output}")
+        return "No tests ran" not in output
+
+    # Racecheck leaves a GPU no time for a second program.
+    if not any([ran("")] if tool == "racecheck" else by_file(ran)):
+        raise Failure(f"compute-sanitizer {tool} {tags}: no test ran")
     if tool == "memcheck" and execute([*base, "[.planted]"])[0] != 9:
         raise Failure("compute-sanitizer memcheck missed a planted write past the end")
     return {"reports": 0, "shapes_per_kernel": 48 * int(SANITIZER_SHAPES)}
@@ -309,6 +336,8 @@ def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Step]:
 
 def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
     check, race = check_cuda(arguments.build), check_cuda(arguments.race_build)
+    build = nf4.build_info()
+    passed = Passed(arguments.resume, {"sources": source_hash(), "build": build, "gpu": device.name})
     of_tests = tests(arguments, folder)
     of_sanitizer = {
         name: functools.partial(sanitize, race if tool == "racecheck" else check, tool, tags)
@@ -317,7 +346,7 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
     two = functools.partial(two_gpus, check, device.device_count, folder)
     skipped = {name: {"skipped": why} for name, why in arguments.skip}
     steps = {"two GPUs": two} | of_tests | of_sanitizer
-    asked = {name: work for name, work in steps.items() if name not in skipped}
+    asked = {n: passed.once(n, work) for n, work in steps.items() if n not in skipped}
     results = at_once(asked, gpus(device.device_count)) | skipped
     return {
         "sources": source_hash(),
@@ -325,7 +354,7 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
         "device": device.name,
         "compute_capability": ".".join(map(str, device.compute_capability)),
         "driver": device.driver_version,
-        "build": nf4.build_info(),
+        "build": build,
         "tests": {name: results[name] for name in of_tests},
         "two GPUs": results["two GPUs"],
         "examples": step("examples", lambda: examples(arguments.build)),
@@ -350,6 +379,7 @@ def main() -> int:
         default=[],
         help="a step of a sanitizer that is left out; the record says so, and is for no release",
     )
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="of what has passed")
     arguments = parser.parse_args()
     for name, _ in arguments.skip:
         if name not in SANITIZER_STEPS:

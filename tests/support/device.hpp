@@ -22,6 +22,8 @@ inline bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
 inline int shapes_or(int usual) {
   return few_shapes() ? std::atoi(std::getenv("NF4_TEST_SHAPES")) : usual;
 }
+// Of a graph, each compared with the first launch.
+inline int replays() { return few_shapes() ? 5 : 100; }
 
 // Sets bytes, and waits: the tests' streams do not wait for the legacy stream, on which
 // cudaMemset works on.

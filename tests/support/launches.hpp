@@ -68,7 +68,7 @@ void check_replays(const std::vector<DeviceBytes> &outputs, const Stream &stream
   stream.synchronize();
   const std::vector<std::vector<uint8_t>> expected = read_all(outputs);
   cudaGraphExec_t graph = capture(stream, [&] { REQUIRE(launch() == NF4_STATUS_OK); });
-  for (int replay = 0; replay < 100; ++replay) {
+  for (int replay = 0; replay < replays(); ++replay) {
     poison_all(outputs);
     REQUIRE_CUDA(cudaGraphLaunch(graph, stream));
     stream.synchronize();

@@ -206,6 +206,75 @@ def test_a_step_that_is_left_out_is_in_the_record(
         run.main()
 
 
+def _program(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_tests_of_a_step_are_counted_over_their_files(tmp_path: Path) -> None:
+    program = _program(tmp_path / "check", """
+        case $2 in
+          '[#check_matmul][cuda]') cases='<testcase/><testcase/>' ;;
+          '[#check_lora][cuda]') cases='<testcase/><testcase><skipped/></testcase>' ;;
+          *'[other]') cases='<testcase><failure/></testcase>' ;;
+        esac
+        echo "<testsuites><testsuite tests='7'>$cases</testsuite></testsuites>" >"$6"
+    """)  # fmt: skip
+    files = len(list((ROOT / "tests" / "cuda").glob("check_*.cpp")))
+    expected = {"passed": 3, "failed": 0, "skipped": 1, "assertions": 7 * files}
+    assert run.catch2(program, "[cuda]", tmp_path) == expected
+    with pytest.raises(run.Failure, match="no test passed"):
+        run.catch2(program, "[none]", tmp_path)
+    with pytest.raises(run.Failure, match="ended with 0"):
+        run.catch2(program, "[other]", tmp_path)
+
+
+def test_a_sanitizer_runs_over_all_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _program(tmp_path / "compute-sanitizer", f"""
+        echo "$*" >>{tmp_path}/said
+        case $* in
+          *planted*) exit 9 ;;
+          *check_lora]*'[wrong]') echo 'ERROR SUMMARY: 1 error'; exit 0 ;;
+          *check_lora]* | *racecheck*'[cuda]') echo 'All tests passed' ;;
+          *) echo 'No tests ran' ;;
+        esac
+        echo 'ERROR SUMMARY: 0 errors'
+    """)  # fmt: skip
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    files = len(list((ROOT / "tests" / "cuda").glob("check_*.cpp")))
+    program = tmp_path / "check"
+    for tool, runs in (("initcheck", files), ("memcheck", files + 1), ("racecheck", 1)):
+        assert run.sanitize(program, tool, "[cuda]", "0")["reports"] == 0
+        assert len((tmp_path / "said").read_text().splitlines()) == runs
+        (tmp_path / "said").unlink()
+    with pytest.raises(run.Failure, match="1 error"):
+        run.sanitize(program, "initcheck", "[wrong]", "0")
+    with pytest.raises(run.Failure, match="no test ran"):
+        run.sanitize(program, "racecheck", "[none]", "0")
+
+
+def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
+    file, of = tmp_path / "passed.json", {"sources": "a", "gpu": "b"}
+    calls = []
+
+    def work(gpu: str) -> dict:
+        calls.append(gpu)
+        if gpu == "broken":
+            raise run.Failure("broken")
+        return {"passed": len(calls)}
+
+    assert run.Passed(file, of).once("one", work)("0") == {"passed": 1}
+    assert run.Passed(file, of).once("one", work)("1") == {"passed": 1}
+    assert run.Passed(file, of).once("two", work)("2") == {"passed": 2}
+    assert run.Passed(file, of | {"sources": "changed"}).once("one", work)("3") == {"passed": 3}
+    with pytest.raises(run.Failure):
+        run.Passed(file, of).once("three", work)("broken")
+    assert run.Passed(file, of).once("three", work)("4") == {"passed": 5}
+    assert run.Passed(None, of).once("one", work)("5") == {"passed": 6}
+    assert calls == ["0", "2", "3", "broken", "4", "5"]
+
+
 def test_the_program_of_the_tests_is_found_in_any_folder(tmp_path: Path) -> None:
     (tmp_path / "tests" / "cuda" / "check_cuda.p").mkdir(parents=True)
     with pytest.raises(run.Failure, match="one program check_cuda"):
