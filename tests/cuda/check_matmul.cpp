@@ -215,7 +215,6 @@ TEST_CASE("stream-K kernels share the tiles that do not fill the GPU", "[cuda][m
         if (!cuda::has_codebook_kernel(config)) continue;
         Rng rng(++number);
         if ((few_shapes() || k_tiles > 16) && number % 2 != 0) continue;  // each size once
-        if (few_shapes() && m_tiles > 1) continue;
         const CaseClass kind{dtype, rng.one_in(4) ? 256 : 64, rng.one_in(2)};
         const MatmulShape size{n_tiles * cuda::kMatmulConfigs[config].tile_n - rng.between(0, 100),
                                k_tiles * 128 - (rng.one_in(4) ? 64 : 0),

@@ -1,21 +1,41 @@
-"""The steps that have passed, in a file: a later run of the same code, build and kind of GPU takes
-them from there, as a record may take longer than a GPU can be had at a time."""
+"""The steps that have passed, in a file from which a later run takes them: one run may have a GPU
+for less time than all steps take. A step counts as long as the programs and scripts that it runs,
+the GPUs and their driver are the same."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
+def digest(paths: Iterable[Path]) -> str:
+    """SHA-256 of these files, and of all in these folders but what Python compiles."""
+    found = hashlib.sha256()
+    for path in paths:
+        files = [path] if path.is_file() else sorted(path.rglob("*"))
+        for file in files:
+            if file.is_file() and "__pycache__" not in file.parts:
+                found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()
+
+
 class Passed:
-    """`of` says what they are of; what the file has of anything else counts for nothing. Without a
-    file nothing is kept."""
+    """`of` says what the steps are of; what the file has of anything else, or a file that is not
+    whole, counts for nothing. Without a file nothing is kept."""
 
     def __init__(self, file: Path | None, of: dict) -> None:
         self._file, self._of, self._lock = file, of, threading.Lock()
-        found = json.loads(file.read_text()) if file is not None and file.exists() else {}
+        found = {}
+        if file is not None and file.exists():
+            try:
+                found = json.loads(file.read_text())
+            except ValueError as error:
+                print(f"{file} is left aside: {error}")
         self._steps: dict[str, dict] = found["steps"] if found.get("of") == of else {}
 
     def once(self, name: str, work: Callable[..., dict]) -> Callable[..., dict]:
@@ -23,12 +43,20 @@ class Passed:
 
         def run(*arguments: object) -> dict:
             if name in self._steps:
-                return self._steps[name]
+                return self._steps[name] | {"resumed": True}
+            began = time.monotonic()
             result = work(*arguments)
-            with self._lock:
-                self._steps[name] = result
-                if self._file is not None:
-                    self._file.write_text(json.dumps({"of": self._of, "steps": self._steps}))
+            if "skipped" not in result or "passed" in result:
+                self._keep(name, result | {"seconds": round(time.monotonic() - began, 1)})
             return result
 
         return run
+
+    def _keep(self, name: str, result: dict) -> None:
+        with self._lock:
+            self._steps[name] = result
+            if self._file is None:
+                return
+            whole = self._file.with_suffix(".new")
+            whole.write_text(json.dumps({"of": self._of, "steps": self._steps}))
+            os.replace(whole, self._file)

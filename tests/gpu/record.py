@@ -1,8 +1,8 @@
 """record.json: what the GPU tests found, and the hash of the code that they ran.
 
-python tests/gpu/record.py --unverified WHY   the code has changed and there is no GPU: writes
-                                              the new hash, the reason and the last record that
-                                              a GPU has verified
+python tests/gpu/record.py --unverified WHY   the code has changed, and not all has passed on a
+                                              GPU since: writes the new hash, the reason and the
+                                              last record that a GPU has verified
 python tests/gpu/record.py --warn             prints a warning if the record is unverified, or a
                                               step of it was left out (run.py --skip)
 python tests/gpu/record.py --release          the same, and fails: run it before a release
@@ -29,7 +29,7 @@ FIGURES_FILE = ROOT / "docs" / "bench" / "figures.json"
 UNVERIFIED = """\
 ==================================== WARNING ====================================
 Not all of ./dev gpu has passed on this code: {why}
-The last code that passed it is of {date} ({device}).
+The last code that passed it is of {date} ({device}). Run ./dev gpu.
 ================================================================================="""
 
 
@@ -84,9 +84,9 @@ def warning(record: dict) -> str:
 
 
 def unverified(record: dict, why: str) -> dict:
-    """The record of code that no GPU has run. ValueError without a reason."""
+    """The record of code of which not all has passed. ValueError without a reason."""
     if not why.strip():
-        raise ValueError("--unverified: expected the reason why no GPU could be had")
+        raise ValueError("--unverified: expected the reason, and what has passed")
     return {
         "sources": source_hash(),
         "unverified": why,

@@ -32,6 +32,7 @@ import time
 import xml.etree.ElementTree
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import nf4
 
@@ -39,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 
 import record as records  # noqa: E402
-from passed import Passed  # noqa: E402
+from passed import Passed, digest  # noqa: E402
 from sources import source_hash  # noqa: E402
 
 # Steps of compute-sanitizer: the tool, and the tests that it runs. Racecheck takes seconds for a
@@ -71,11 +72,13 @@ CHALLENGE_ITERATIONS = 200
 SKIPPED_STATUS = 77
 STEP_SECONDS = 900  # a step that takes longer hangs
 # Steps side by side on a GPU, besides one of racecheck, and files of tests in a step: most of their
-# time is a processor's, but a GPU serves many programs slowly.
+# time is a processor's, but a GPU serves many programs slowly, and where a test has an input come
+# late the host must launch within a millisecond.
 LANES = 2
-FILES_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // (2 * LANES)))
+FILES_AT_ONCE = 2
 RUST = ROOT / ".cache" / "rust"
 
+T = TypeVar("T")
 # A step is told which GPU is its own, as CUDA_VISIBLE_DEVICES has it.
 Step = Callable[[str], dict]
 
@@ -185,23 +188,29 @@ def check_cuda(build: Path) -> Path:
     return found[0]
 
 
-def by_file(run: Callable[[str], dict]) -> list[dict]:
-    """run(tag) for the tag of each file of tests, several at once."""
+def by_file(run: Callable[[str], T]) -> list[T]:
+    """run(tags) for the tests of each file, several at once, and for those of none of them. The
+    first that fails ends the others."""
     files = sorted(path.stem for path in (ROOT / "tests" / "cuda").glob("check_*.cpp"))
-    with concurrent.futures.ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        return list(pool.map(lambda file: run(f"[#{file}]"), files))
+    tags = [f"[#{file}]" for file in files] + ["".join(f"~[#{file}]" for file in files)]
+    pool = concurrent.futures.ThreadPoolExecutor(FILES_AT_ONCE)
+    try:
+        futures = [pool.submit(run, each) for each in tags]
+        return [future.result() for future in concurrent.futures.as_completed(futures)]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def catch2(program: Path, tags: str, folder: Path, **environment: str) -> dict:
     def run(file: str) -> dict:
         with tempfile.NamedTemporaryFile(suffix=".xml", dir=folder) as made:
             junit = Path(made.name)
-        command = [str(program), "--filenames-as-tags", file + tags, "-r", "junit", "-o", str(junit)]
-        counts = run_junit(command, junit, **environment)
+        command = [str(program), "--filenames-as-tags", file + tags, "-r", "junit"]
+        counts = run_junit([*command, "-o", str(junit)], junit, **environment)
         suites = xml.etree.ElementTree.parse(junit).getroot().iter("testsuite")
         return counts | {"assertions": sum(int(suite.get("tests", 0)) for suite in suites)}
 
-    found = [run("")] if tags.startswith("[.") else by_file(run)  # of a hidden tag is one test
+    found = by_file(run)
     return require_some({name: sum(counts[name] for counts in found) for name in found[0]}, tags)
 
 
@@ -290,7 +299,7 @@ def step(title: str, work: Callable[[], dict]) -> dict:
     result = work()
     seconds = round(time.monotonic() - began, 1)
     print(f"{title}: {json.dumps(result)} in {seconds} s", flush=True)
-    return result | {"seconds": seconds}
+    return {"seconds": seconds} | result
 
 
 def figures(build: Path, commit: str) -> dict:
@@ -334,10 +343,23 @@ def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Step]:
     }
 
 
+def runs_on(arguments: argparse.Namespace, device: nf4.Device) -> dict:
+    """What the result of a step depends on."""
+    builds = [arguments.build, arguments.ptx_build, arguments.race_build]
+    scripts = [ROOT / "bindings" / "python", ROOT / "tests" / "python"]
+    scripts += sorted((ROOT / "tests" / "gpu").glob("*.py"))
+    programs = [*map(check_cuda, builds), *(arguments.build / "lib").glob("libnf4.so")]
+    return {
+        "sources": source_hash(),
+        "programs": digest(programs),
+        "scripts": digest(scripts),
+        "gpus": [device.name, device.device_count, device.driver_version],
+    }
+
+
 def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
     check, race = check_cuda(arguments.build), check_cuda(arguments.race_build)
-    build = nf4.build_info()
-    passed = Passed(arguments.resume, {"sources": source_hash(), "build": build, "gpu": device.name})
+    passed = Passed(arguments.resume, runs_on(arguments, device))
     of_tests = tests(arguments, folder)
     of_sanitizer = {
         name: functools.partial(sanitize, race if tool == "racecheck" else check, tool, tags)
@@ -346,7 +368,7 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
     two = functools.partial(two_gpus, check, device.device_count, folder)
     skipped = {name: {"skipped": why} for name, why in arguments.skip}
     steps = {"two GPUs": two} | of_tests | of_sanitizer
-    asked = {n: passed.once(n, work) for n, work in steps.items() if n not in skipped}
+    asked = {name: passed.once(name, work) for name, work in steps.items() if name not in skipped}
     results = at_once(asked, gpus(device.device_count)) | skipped
     return {
         "sources": source_hash(),
@@ -354,7 +376,7 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
         "device": device.name,
         "compute_capability": ".".join(map(str, device.compute_capability)),
         "driver": device.driver_version,
-        "build": build,
+        "build": nf4.build_info(),
         "tests": {name: results[name] for name in of_tests},
         "two GPUs": results["two GPUs"],
         "examples": step("examples", lambda: examples(arguments.build)),
@@ -379,7 +401,7 @@ def main() -> int:
         default=[],
         help="a step of a sanitizer that is left out; the record says so, and is for no release",
     )
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="of what has passed")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keeps what has passed in FILE")
     arguments = parser.parse_args()
     for name, _ in arguments.skip:
         if name not in SANITIZER_STEPS:

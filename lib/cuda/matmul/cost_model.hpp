@@ -40,7 +40,8 @@ struct CostModel {
 };
 
 // Fitted to times in bf16 on an H200 (ten weights) and an H100 (four), with 16 to 4096 rows of x:
-// the choice is within 3.1 % of the fastest kernel, 0.1 % on average. Cycles are those of 1.755 GHz.
+// of these products the choice is within 3.1 % of the fastest kernel, 0.1 % on average. Cycles are
+// at 1.755 GHz.
 inline constexpr CostModel kHopper = {
     6000,                     // start
     1500,                     // tile
@@ -63,9 +64,10 @@ inline constexpr CostModel kHopper = {
     // From 15.9 us at 14336x4096, 7.8 at 4096x4096 and 15.1 at 4096x14336 (GPTQ), within 4 %.
     8900,    // strip16_start
     0.0363,  // strip16_element
-    // skinny_2 takes less time for a warp tile, skinny_8 starts and ends sooner: with 144 rows a
-    // CTA skinny_2 takes 0.93 of its time, with 109 up to 1.06.
-    128,  // skinny2_rows_per_cta
+    // skinny_2 takes less time for a warp tile, skinny_8 starts and ends sooner: with 31 rows a CTA
+    // skinny_2 takes 1.07 to 1.27 of skinny_8's time, with 83 to 109 0.99 to 1.06, with 144 and
+    // 217 0.93 to 0.98. Weights in one launch, such as gate and up, have those rows together.
+    64,  // skinny2_rows_per_cta
     // More prefetch delays the kernel's first small loads; where a CTA has much to read it does not
     // help.
     32 << 10,   // skinny_prefetch_bytes
@@ -92,7 +94,6 @@ constexpr CostModel int4_model(const double (&k_tile)[kMatmulConfigCount]) {
   model.skinny16_start = 5100;
   model.skinny16_element = 0.0675;
   model.skinny16_margin = 0.98;
-  model.skinny2_rows_per_cta = 64;
   return model;
 }
 inline constexpr CostModel kGptq =
@@ -133,7 +134,7 @@ static_assert(has_k_tiles(kHopper, has_codebook_kernel) && has_k_tiles(kGptq, ha
               kHopper.k_tile[config_named("wgmma_304x128_stream_k")] == 2810 &&
               kAwq.k_tile[config_named("wgmma_64x128_stream_k")] == 1020);
 
-// Other GPUs use them, too: none but Hopper's were measured.
+// Other GPUs use these models, too; only Hopper's were timed.
 constexpr const CostModel &cost_model() { return kHopper; }
 constexpr const CostModel &cost_model(const Weight &) { return kHopper; }
 constexpr const CostModel &cost_model(const TransposedWeight &) { return kGrad; }

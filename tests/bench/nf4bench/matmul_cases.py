@@ -11,6 +11,10 @@ from nf4bench.options import Shape
 PEERS = ("bitsandbytes", "dense", "humming", "tinygemm")
 LARGE: Shape = (14336, 4096)
 SHAPES: tuple[Shape, ...] = (LARGE, (4096, 14336), (4096, 4096), (28672, 8192))
+# Those that the cost model is fitted to.
+SWEPT: tuple[Shape, ...] = (
+    (11008, 4096), (4096, 11008), (8192, 28672), (18944, 3584), (3584, 18944), (5120, 5120), *SHAPES
+)  # fmt: skip
 MS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 512, 777, 1024, 2048, 4096)
 FP16_MS = (1, 16, 64, 1024)
 TOGETHER_MS = (1, 8)
@@ -54,6 +58,10 @@ def full() -> list[Group]:
     groups = [Group(weight_case(shape), measured(shape)) for shape in SHAPES]
     groups.insert(1, Group(weight_case(LARGE, "fp16"), FP16_MS))
     return [*groups, Group(weight_case(LARGE), TOGETHER_MS, together=2)]
+
+
+def swept() -> list[Group]:
+    return [*of_shapes(SWEPT), Group(weight_case(LARGE, "fp16"), FP16_MS)]
 
 
 def quick() -> list[Group]:

@@ -58,8 +58,9 @@ def _matmul(made: Bench, options: Options, report: Report) -> dict:
 
 
 def _matmul_sweep(made: Bench, options: Options, report: Report) -> dict:
-    groups = [group for group in _of(options, matmul_cases) if group.together == 1]
-    return sweep.matmul(made, groups, report)
+    asked = options.shapes or options.quick
+    groups = _of(options, matmul_cases) if asked else matmul_cases.swept()
+    return sweep.matmul(made, [group for group in groups if group.together == 1], report)
 
 
 def _int4(made: Bench, options: Options, report: Report) -> dict:

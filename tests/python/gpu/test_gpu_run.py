@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import select
@@ -190,6 +191,7 @@ def test_a_step_that_is_left_out_is_in_the_record(
     monkeypatch.setattr(run, "nf4", types.SimpleNamespace(
         device_info=lambda index: FakeDevice, build_info=dict))  # fmt: skip
     monkeypatch.setattr(run, "check_cuda", lambda build: build)
+    monkeypatch.setattr(run, "runs_on", lambda arguments, device: {})
     monkeypatch.setattr(run, "examples", lambda build: {})
     monkeypatch.setattr(
         run, "at_once", lambda steps, gpus: {name: {"reports": 0} for name in steps}
@@ -221,13 +223,28 @@ def test_the_tests_of_a_step_are_counted_over_their_files(tmp_path: Path) -> Non
         esac
         echo "<testsuites><testsuite tests='7'>$cases</testsuite></testsuites>" >"$6"
     """)  # fmt: skip
-    files = len(list((ROOT / "tests" / "cuda").glob("check_*.cpp")))
+    files = 1 + len(list((ROOT / "tests" / "cuda").glob("check_*.cpp")))
     expected = {"passed": 3, "failed": 0, "skipped": 1, "assertions": 7 * files}
     assert run.catch2(program, "[cuda]", tmp_path) == expected
     with pytest.raises(run.Failure, match="no test passed"):
         run.catch2(program, "[none]", tmp_path)
     with pytest.raises(run.Failure, match="ended with 0"):
         run.catch2(program, "[other]", tmp_path)
+
+
+def test_the_first_file_that_fails_ends_a_step() -> None:
+    began, asked = time.monotonic(), []
+
+    def of_file(tags: str) -> dict:
+        asked.append(tags)
+        if len(asked) == 1:
+            run.execute(["sleep", "1000"])
+        raise run.Failure("broken")
+
+    with pytest.raises(run.Failure, match="broken"):
+        run.at_once({"step": lambda gpu: {"files": len(run.by_file(of_file))}}, ["0"])
+    assert time.monotonic() - began < 60
+    assert len(asked) <= run.FILES_AT_ONCE + 1
 
 
 def test_a_sanitizer_runs_over_all_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -242,7 +259,7 @@ def test_a_sanitizer_runs_over_all_files(monkeypatch: pytest.MonkeyPatch, tmp_pa
         echo 'ERROR SUMMARY: 0 errors'
     """)  # fmt: skip
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    files = len(list((ROOT / "tests" / "cuda").glob("check_*.cpp")))
+    files = 1 + len(list((ROOT / "tests" / "cuda").glob("check_*.cpp")))
     program = tmp_path / "check"
     for tool, runs in (("initcheck", files), ("memcheck", files + 1), ("racecheck", 1)):
         assert run.sanitize(program, tool, "[cuda]", "0")["reports"] == 0
@@ -265,7 +282,9 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
         return {"passed": len(calls)}
 
     assert run.Passed(file, of).once("one", work)("0") == {"passed": 1}
-    assert run.Passed(file, of).once("one", work)("1") == {"passed": 1}
+    kept = run.Passed(file, of).once("one", work)("1")
+    assert kept.pop("seconds") >= 0
+    assert kept == {"passed": 1, "resumed": True}
     assert run.Passed(file, of).once("two", work)("2") == {"passed": 2}
     assert run.Passed(file, of | {"sources": "changed"}).once("one", work)("3") == {"passed": 3}
     with pytest.raises(run.Failure):
@@ -273,6 +292,40 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
     assert run.Passed(file, of).once("three", work)("4") == {"passed": 5}
     assert run.Passed(None, of).once("one", work)("5") == {"passed": 6}
     assert calls == ["0", "2", "3", "broken", "4", "5"]
+    file.write_text(file.read_text()[:-5])  # as a program that is killed might leave it
+    assert run.Passed(file, of).once("three", work)("6") == {"passed": 7}
+
+
+def test_a_step_that_was_left_out_has_not_passed(tmp_path: Path) -> None:
+    file = tmp_path / "passed.json"
+    skipped = run.Passed(file, {}).once("two GPUs", lambda: {"skipped": "one GPU"})
+    assert skipped() == {"skipped": "one GPU"}
+    assert run.Passed(file, {}).once("two GPUs", lambda: {"passed": 1})() == {"passed": 1}
+
+
+def test_what_a_step_runs_is_part_of_its_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("a", "b", "c", "lib", "bindings/python/nf4", "tests/python", "tests/gpu"):
+        (tmp_path / name).mkdir(parents=True)
+    paths = [tmp_path / name for name in ("a/check", "b/check", "c/check", "lib/libnf4.so")]
+    paths += [tmp_path / "bindings/python/nf4/a.py", tmp_path / "tests/gpu/run.py"]
+    for path in paths:
+        path.write_text("first")
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "source_hash", lambda: "of now")
+    monkeypatch.setattr(run, "check_cuda", lambda build: tmp_path / build.name / "check")
+    arguments = types.SimpleNamespace(
+        build=tmp_path / "a", ptx_build=tmp_path / "b", race_build=tmp_path / "c"
+    )
+    (tmp_path / "a" / "lib").symlink_to(tmp_path / "lib")
+    found = [run.runs_on(arguments, FakeDevice)]
+    for path in paths:
+        path.write_text("changed")
+        found.append(run.runs_on(arguments, FakeDevice))
+    assert all(one != other for one, other in itertools.pairwise(found))
+    (tmp_path / "tests" / "gpu" / "record.json").write_text("{}")
+    assert run.runs_on(arguments, FakeDevice) == found[-1]
 
 
 def test_the_program_of_the_tests_is_found_in_any_folder(tmp_path: Path) -> None:
