@@ -4,24 +4,12 @@ the GPUs and their driver are the same."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-
-
-def digest(paths: Iterable[Path]) -> str:
-    """SHA-256 of these files, and of all in these folders but what Python compiles."""
-    found = hashlib.sha256()
-    for path in paths:
-        files = [path] if path.is_file() else sorted(path.rglob("*"))
-        for file in files:
-            if file.is_file() and "__pycache__" not in file.parts:
-                found.update(hashlib.sha256(file.read_bytes()).digest())
-    return found.hexdigest()
 
 
 class Passed:

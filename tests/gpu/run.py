@@ -18,6 +18,7 @@ import argparse
 import concurrent.futures
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import queue
@@ -40,8 +41,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 
 import record as records  # noqa: E402
-from passed import Passed, digest  # noqa: E402
-from sources import source_hash  # noqa: E402
+from passed import Passed  # noqa: E402
+from sources import COVERED, SCRIPTS, source_hash  # noqa: E402
 
 # Steps of compute-sanitizer: the tool, and the tests that it runs. Racecheck takes seconds for a
 # random product in all of its kernels; what is left meets each kernel, if not with each dtype. It
@@ -350,13 +351,10 @@ def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Step]:
 def runs_on(arguments: argparse.Namespace, device: nf4.Device) -> dict:
     """What the result of a step depends on."""
     builds = [arguments.build, arguments.ptx_build, arguments.race_build]
-    scripts = [ROOT / "bindings" / "python", ROOT / "tests" / "python"]
-    scripts += sorted((ROOT / "tests" / "gpu").glob("*.py"))
     programs = [*map(check_cuda, builds), *(arguments.build / "lib").glob("libnf4.so")]
     return {
-        "sources": source_hash(),
-        "programs": digest(programs),
-        "scripts": digest(scripts),
+        "sources": source_hash(ROOT, (*COVERED, *SCRIPTS)),
+        "programs": [hashlib.sha256(each.read_bytes()).hexdigest() for each in programs],
         "gpus": [device.name, device.device_count, device.driver_version],
     }
 

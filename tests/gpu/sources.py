@@ -31,6 +31,13 @@ COVERED = (
     "tests/support/random.*",
     "tests/support/values.*",
 )
+# What else the result of a step of run.py depends on.
+SCRIPTS = (
+    "bindings/python/*.[ch]*",
+    "bindings/python/**/*.py",
+    "tests/python/**/*.py",
+    "tests/gpu/*.py",
+)
 _SHARED = ("lib/core/**/*", "lib/cuda/*", "lib/cuda/[prw]*/**/*")  # ptx, runtime, weight
 _BINDINGS = (
     "bindings/python/*.[ch]*",

@@ -315,7 +315,6 @@ def test_what_a_step_runs_is_part_of_its_result(
     for path in paths:
         path.write_text("first")
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(run, "source_hash", lambda: "of now")
     monkeypatch.setattr(run, "check_cuda", lambda build: tmp_path / build.name / "check")
     arguments = types.SimpleNamespace(
         build=tmp_path / "a", ptx_build=tmp_path / "b", race_build=tmp_path / "c"
