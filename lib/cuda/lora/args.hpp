@@ -30,7 +30,7 @@ struct LoraProductArgs {
   LoraFactor in;  // A, or in the gradient the transpose of B
   float scale;
   int rank;
-  int stride;      // of scaled and b_copy
+  int stride;      // of scaled and out_copy
   void *product;   // [m][rank], or NULL
   void *scaled;    // [m][stride], times the scale; zeros past the rank
   LoraFactor out;  // B, or in the gradient the transpose of A: copied for TMA

@@ -10,7 +10,6 @@ namespace nf4::cuda {
 namespace {
 
 constexpr int kFewRanks = 16, kManyRanks = 64;
-constexpr int64_t kCopyVectors = 8;  // of eight elements, of a thread that copies B
 
 // Whether rows of a matrix are on 16 bytes.
 bool has_vectors(const void *data, int64_t stride, nf4_dtype dtype) {
@@ -52,9 +51,10 @@ LoraProductArgs product_args(const LoraProblem &problem, void *workspace, bool t
   args.permuted = problem.gradient;
   if (tma && !can_use_tma(problem)) {
     args.out_copy = copy_in(problem, workspace);
+    // One vector a thread, as far as that is no more CTAs than a GPU runs at a time: each takes the
+    // latency of a read.
     const int64_t vectors = lora_copy_rows(args.out_rows) * args.stride / 8;
-    args.copy_ctas =
-        static_cast<int>(std::clamp<int64_t>(vectors / kLoraProductThreads / kCopyVectors, 1, 128));
+    args.copy_ctas = static_cast<int>(std::clamp<int64_t>(vectors / kLoraProductThreads, 1, 128));
   }
   return args;
 }
