@@ -18,13 +18,14 @@ class Passed:
 
     def __init__(self, file: Path | None, of: dict) -> None:
         self._file, self._of, self._lock = file, of, threading.Lock()
-        found = {}
+        found = None
         if file is not None and file.exists():
             try:
                 found = json.loads(file.read_text())
             except ValueError as error:
                 print(f"{file} is left aside: {error}")
-        self._steps: dict[str, dict] = found["steps"] if found.get("of") == of else {}
+        known = isinstance(found, dict) and found.get("of") == of
+        self._steps: dict[str, dict] = found["steps"] if known else {}
 
     def once(self, name: str, work: Callable[..., dict]) -> Callable[..., dict]:
         """`work`, but for a step that has passed, whose result is returned at once."""

@@ -46,7 +46,7 @@ from sources import COVERED, SCRIPTS, source_hash  # noqa: E402
 
 # Steps of compute-sanitizer: the tool, and the tests that it runs. Racecheck takes seconds for a
 # random product in all of its kernels; what is left meets each kernel, if not with each dtype. It
-# is the longest, and all of its time is a GPU's: it is cut by kernels, the slow ones first.
+# is the longest, and all of its time is a GPU's: it is cut by kernels.
 _USUAL = "[cuda]~[large]~[long]"
 _STREAM_K_ADAPTERS = '"stream-K kernels add an adapter once"'
 _PRODUCTS = "[matmul]~[lora]~[matmul_grad]~[matmul_grouped]"
@@ -80,7 +80,8 @@ FILES_AT_ONCE = 2
 RUST = ROOT / ".cache" / "rust"
 
 T = TypeVar("T")
-# A step is told which GPU is its own, as CUDA_VISIBLE_DEVICES has it.
+# A step is told which GPU is its own, as CUDA_VISIBLE_DEVICES has it. Python's tests and those of
+# two GPUs see all.
 Step = Callable[[str], dict]
 
 
@@ -89,6 +90,7 @@ class Failure(Exception):
 
 
 _running: set[subprocess.Popen] = set()
+_ended = threading.Event()  # a step failed: what runs is killed, and what is started
 
 
 def execute(command: list[str], **environment: str) -> tuple[int, str]:
@@ -106,6 +108,8 @@ def execute(command: list[str], **environment: str) -> tuple[int, str]:
     ) as process:
         _running.add(process)
         try:
+            if _ended.is_set():
+                os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate(timeout=STEP_SECONDS)
         except subprocess.TimeoutExpired as late:
             os.killpg(process.pid, signal.SIGKILL)
@@ -129,7 +133,6 @@ def at_once(steps: dict[str, Step], devices: list[str]) -> dict[str, dict]:
     """What the steps return, by name. LANES of them and one of racecheck run at a time on each
     device; the first that fails ends the others."""
     results = {}
-    ended = threading.Event()
     lanes: queue.SimpleQueue[str] = queue.SimpleQueue()
     races: queue.SimpleQueue[str] = queue.SimpleQueue()
     for device in devices * LANES:
@@ -141,7 +144,7 @@ def at_once(steps: dict[str, Step], devices: list[str]) -> dict[str, dict]:
         free = races if name in RACECHECK_STEPS else lanes
         device = free.get()
         try:
-            if ended.is_set():
+            if _ended.is_set():
                 raise Failure("another step failed")
             return step(name, functools.partial(work, device))
         finally:
@@ -153,14 +156,11 @@ def at_once(steps: dict[str, Step], devices: list[str]) -> dict[str, dict]:
             for future in concurrent.futures.as_completed(futures):
                 results[futures[future]] = future.result()
         except BaseException:
-            ended.set()
+            _ended.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            # Again and again, as a step may be about to start a program.
-            begun = [future for future in futures if not future.cancelled()]
-            while concurrent.futures.wait(begun, timeout=0.1).not_done:
-                for process in list(_running):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
+            for process in list(_running):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             raise
     return {name: results[name] for name in steps}
 
@@ -190,8 +190,8 @@ def check_cuda(build: Path) -> Path:
 
 
 def by_file(run: Callable[[str], T]) -> list[T]:
-    """run(tags) for the tests of each file, several at once, and for those of none of them. The
-    first that fails ends the others."""
+    """run(tags) for the tests of each file, several at once, and for those of none of them. After
+    one that fails no other begins; at_once() ends those that run."""
     files = sorted(path.stem for path in (ROOT / "tests" / "cuda").glob("check_*.cpp"))
     tags = [f"[#{file}]" for file in files] + ["".join(f"~[#{file}]" for file in files)]
     pool = concurrent.futures.ThreadPoolExecutor(FILES_AT_ONCE)
@@ -245,10 +245,10 @@ def sanitize(program: Path, tool: str, tags: str, gpu: str) -> dict:
             raise Failure(f"compute-sanitizer {tool} ended with {status}:\n{output}")
         return True
 
-    # Racecheck leaves a GPU no time for a second program.
+    # Racecheck leaves a GPU no time for its own files side by side.
     if not any([ran("")] if tool == "racecheck" else by_file(ran)):
         raise Failure(f"compute-sanitizer {tool} {tags}: no test ran")
-    if tool == "memcheck" and execute([*base, "[.planted]"])[0] != 9:
+    if tool == "memcheck" and execute([*base, "[.planted]"], **on)[0] != 9:
         raise Failure("compute-sanitizer memcheck missed a planted write past the end")
     return {"reports": 0, "shapes_per_kernel": 48 * int(SANITIZER_SHAPES)}
 
@@ -351,7 +351,8 @@ def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Step]:
 def runs_on(arguments: argparse.Namespace, device: nf4.Device) -> dict:
     """What the result of a step depends on."""
     builds = [arguments.build, arguments.ptx_build, arguments.race_build]
-    programs = [*map(check_cuda, builds), *(arguments.build / "lib").glob("libnf4.so")]
+    extension = (arguments.build / "bindings" / "python").glob("*.so")
+    programs = [*map(check_cuda, builds), arguments.build / "lib" / "libnf4.so", *sorted(extension)]
     return {
         "sources": source_hash(ROOT, (*COVERED, *SCRIPTS)),
         "programs": [hashlib.sha256(each.read_bytes()).hexdigest() for each in programs],
@@ -360,6 +361,7 @@ def runs_on(arguments: argparse.Namespace, device: nf4.Device) -> dict:
 
 
 def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
+    sources = source_hash()
     check, race = check_cuda(arguments.build), check_cuda(arguments.race_build)
     passed = Passed(arguments.resume, runs_on(arguments, device))
     of_tests = tests(arguments, folder)
@@ -372,8 +374,10 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
     steps = {"two GPUs": two} | of_tests | of_sanitizer
     asked = {name: passed.once(name, work) for name, work in steps.items() if name not in skipped}
     results = at_once(asked, gpus(device.device_count)) | skipped
+    if source_hash() != sources:
+        raise Failure("the code changed while its tests ran")
     return {
-        "sources": source_hash(),
+        "sources": sources,
         "date": records.today(),
         "device": device.name,
         "compute_capability": ".".join(map(str, device.compute_capability)),
@@ -408,6 +412,8 @@ def main() -> int:
     for name, _ in arguments.skip:
         if name not in SANITIZER_STEPS:
             parser.error(f"--skip {name}: expected one of {', '.join(SANITIZER_STEPS)}")
+    if arguments.resume and not arguments.resume.parent.is_dir():
+        parser.error(f"--resume: there is no folder {arguments.resume.parent}")
     device = nf4.device_info(0)
     if not device.usable:
         print(f"no usable GPU: {device.reason}", file=sys.stderr)

@@ -56,7 +56,7 @@ FIGURES = {
     "int4": (*_MEMORY, *_MATMUL),
     "sweep": _MEMORY,
     "matmul-sweep": _MATMUL,
-    "models": (*_MEMORY, *_MATMUL, *_BINDINGS),
+    "models": (*_MEMORY, *_MATMUL, *_GRADIENT, *_BINDINGS),
     "training": (*_MEMORY, *_MATMUL, *_GRADIENT, *_BINDINGS),
     "experts": (*_MATMUL, "lib/cuda/matmul_grouped/**/*", *_BINDINGS),
 }

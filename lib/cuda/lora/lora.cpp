@@ -51,8 +51,7 @@ LoraProductArgs product_args(const LoraProblem &problem, void *workspace, bool t
   args.permuted = problem.gradient;
   if (tma && !can_use_tma(problem)) {
     args.out_copy = copy_in(problem, workspace);
-    // One vector a thread, as far as that is no more CTAs than a GPU runs at a time: each takes the
-    // latency of a read.
+    // About a vector a thread, up to 128 CTAs: a thread's vectors wait for one another.
     const int64_t vectors = lora_copy_rows(args.out_rows) * args.stride / 8;
     args.copy_ctas = static_cast<int>(std::clamp<int64_t>(vectors / kLoraProductThreads, 1, 128));
   }

@@ -1,7 +1,8 @@
 // Copies rows of x into the order of the rows of y, for kernels that load x by TMA, which cannot
-// gather. A warp has a row at a time, as many vectors of it in flight as most rows have. Rows of x
-// are read once for each expert of theirs, so what is written shall not take their place in L2.
-// Bound by memory: 17 of 430 us for 4096 tokens of Qwen3's experts.
+// gather. A warp has a row at a time, eight vectors a lane in flight, which is a row of 2048. A row
+// of x is read once for each of its experts: the copy must not evict it from L2, though the product
+// reads the copy next. Bound by memory; 4096 tokens of Qwen3's experts take 17 us more than with x
+// that is sorted already, of 430.
 #pragma once
 
 #include "cuda/matmul_grouped/routing.cuh"

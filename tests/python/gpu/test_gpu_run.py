@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import select
+import signal
 import sys
 import threading
 import time
@@ -92,6 +93,12 @@ def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> Non
     assert run.gpus(2) == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5")
     assert run.gpus(2) == ["3", "GPU-5"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program of its own, where no step has failed."""
+    monkeypatch.setattr(run, "_ended", threading.Event())
 
 
 def test_the_first_step_that_fails_ends_the_others() -> None:
@@ -245,6 +252,10 @@ def test_the_first_file_that_fails_ends_a_step() -> None:
         run.at_once({"step": lambda gpu: {"files": len(run.by_file(of_file))}}, ["0"])
     assert time.monotonic() - began < 60
     assert len(asked) <= run.FILES_AT_ONCE + 1
+    while run._running:  # as at the end of the program, which waits for the other file's
+        time.sleep(0.1)
+    assert time.monotonic() - began < 60
+    assert run.execute(["sleep", "1000"])[0] == -signal.SIGKILL
 
 
 def test_a_sanitizer_runs_over_all_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -296,6 +307,8 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
     assert calls == ["0", "2", "3", "broken", "4", "5"]
     file.write_text(file.read_text()[:-5])  # as a program that is killed might leave it
     assert run.Passed(file, of).once("three", work)("6") == {"passed": 7}
+    file.write_text("[]")
+    assert run.Passed(file, of).once("three", work)("7") == {"passed": 8}
 
 
 def test_a_step_that_was_left_out_has_not_passed(tmp_path: Path) -> None:
@@ -308,10 +321,12 @@ def test_a_step_that_was_left_out_has_not_passed(tmp_path: Path) -> None:
 def test_what_a_step_runs_is_part_of_its_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("a", "b", "c", "lib", "bindings/python/nf4", "tests/python", "tests/gpu"):
+    folders = ("bindings/python/nf4", "tests/python", "tests/gpu", "a/bindings/python")
+    for name in ("a", "b", "c", "lib", *folders):
         (tmp_path / name).mkdir(parents=True)
     paths = [tmp_path / name for name in ("a/check", "b/check", "c/check", "lib/libnf4.so")]
     paths += [tmp_path / "bindings/python/nf4/a.py", tmp_path / "tests/gpu/run.py"]
+    paths += [tmp_path / "a/bindings/python/_nf4_fast.so"]
     for path in paths:
         path.write_text("first")
     monkeypatch.setattr(run, "ROOT", tmp_path)
