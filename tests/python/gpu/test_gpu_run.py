@@ -252,9 +252,10 @@ def test_the_first_file_that_fails_ends_a_step() -> None:
         run.at_once({"step": lambda gpu: {"files": len(run.by_file(of_file))}}, ["0"])
     assert time.monotonic() - began < 60
     assert len(asked) <= run.FILES_AT_ONCE + 1
-    while run._running:  # as at the end of the program, which waits for the other file's
+    # At the end of the program, which waits for the other file's.
+    while run._running and time.monotonic() - began < 60:
         time.sleep(0.1)
-    assert time.monotonic() - began < 60
+    assert not run._running
     assert run.execute(["sleep", "1000"])[0] == -signal.SIGKILL
 
 
