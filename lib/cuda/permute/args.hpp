@@ -8,11 +8,10 @@
 namespace nf4::cuda {
 
 constexpr int kPermuteThreads = 256;
+constexpr int kPermuteColumns = 8;  // of a thread at a time: a vector of 16 bytes
 constexpr int kPermuteRowsThreads = 512;
-constexpr int kPermuteRows = 4;  // of x that a CTA has
-// CTAs of few rows that may start while the predecessor ends: more would presumably crowd the
-// multiprocessors that it leaves free.
-constexpr int kPermutePdlCtas = 16;
+constexpr int kPermuteVectors = 4;  // of a thread of permute_x_rows, at most
+constexpr int kPermuteStages = 3;   // rows that permute_x_rows has in shared memory
 
 // The columns of a weight in the order of their groups.
 struct SortColumnsArgs {
@@ -38,7 +37,9 @@ struct PermuteXArgs {
   const int32_t *permutation;
   int64_t m;
   int64_t cols;
-  int row_ctas;  // that have the columns of a row, of few rows
+  int parts;         // CTAs that have the columns of a row
+  int part_vectors;  // of each of them
+  int64_t row_step;  // permute_x_rows: from a row of a CTA to its next
 };
 
 }  // namespace nf4::cuda

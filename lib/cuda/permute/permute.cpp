@@ -13,8 +13,17 @@
 namespace nf4::cuda {
 namespace {
 
-// Fewer rows of x are permuted by many CTAs each, which takes the shortest chain of latencies.
-constexpr int64_t kFewRows = 32;
+// Of permute_x_rows: two have the threads and, up to 16384 columns, the shared memory of a
+// multiprocessor.
+constexpr int64_t kRowsCtasPerMultiprocessor = 2;
+
+bool has_whole_vectors(const PermuteXArgs &args) {
+  return args.cols <= 1 << 16 && args.cols % kPermuteColumns == 0 &&
+         args.from_stride % kPermuteColumns == 0 && is_multiple(args.from, 16) &&
+         is_multiple(args.permutation, 16);
+}
+
+int64_t shared_bytes(const PermuteXArgs &args) { return kPermuteStages * args.cols * 2; }
 
 // permute_x_rows may use more shared memory than the default only after this, once a device.
 cudaError_t allow_shared_memory(const LaunchTarget &target) {
@@ -26,6 +35,22 @@ cudaError_t allow_shared_memory(const LaunchTarget &target) {
                            cudaFuncAttributeMaxDynamicSharedMemorySize, target.device.shared_bytes);
   if (error == cudaSuccess) flag.set(target.device.index);
   return error;
+}
+
+// As many parts of a row as occupy the GPU, of a vector a thread or more.
+cudaError_t launch_rows(PermuteXArgs &args, const void *kernel, const LaunchTarget &target) {
+  if (const cudaError_t error = allow_shared_memory(target)) return error;
+  const int64_t most_ctas = kRowsCtasPerMultiprocessor * target.device.multiprocessors;
+  const int64_t vectors = args.cols / kPermuteColumns;
+  const int64_t least_parts = ceil_divide(vectors, kPermuteRowsThreads * kPermuteVectors);
+  const int64_t most_parts = ceil_divide(vectors, kPermuteRowsThreads);
+  const int64_t parts = std::max(least_parts, std::min(most_parts, most_ctas / args.m));
+  args.parts = static_cast<int>(parts);
+  args.part_vectors = static_cast<int>(ceil_divide(vectors, parts));
+  args.row_step = std::min(args.m, std::max(most_ctas / parts, int64_t{1}));
+  return launch({kernel, args.row_step * parts, kPermuteRowsThreads, target.family->pdl,
+                 target.stream, static_cast<int>(shared_bytes(args))},
+                args);
 }
 
 cudaError_t launch_reorder(const Int4ReorderProblem &problem, const LaunchTarget &target) {
@@ -60,25 +85,17 @@ nf4_status reorder(const Int4ReorderProblem &problem, nf4_stream stream) {
 
 cudaError_t permute_x(const Int4MatmulProblem &problem, void *to, const LaunchTarget &target) {
   const PermuteKernels &kernels = kernels_of<PermuteKernels>(*target.family);
-  const int64_t cols = problem.weight.cols, staged_bytes = cols * kPermuteRows * 2;
   PermuteXArgs args{};
   args.from = static_cast<const uint16_t *>(problem.x);
   args.from_stride = problem.x_stride;
   args.to = static_cast<uint16_t *>(to);
   args.permutation = problem.weight.permutation;
   args.m = problem.m;
-  args.cols = cols;
-  const bool pairs = is_multiple(problem.x, 4) && problem.x_stride % 2 == 0 && cols % 8 == 0;
-  if (problem.m > kFewRows && pairs && staged_bytes <= target.device.shared_bytes) {
-    if (const cudaError_t error = allow_shared_memory(target)) return error;
-    return launch({kernels.x_rows, ceil_divide(args.m, kPermuteRows), kPermuteRowsThreads,
-                   target.family->pdl, target.stream, static_cast<int>(staged_bytes)},
-                  args);
-  }
-  args.row_ctas = static_cast<int>(std::min<int64_t>(ceil_divide(cols, kPermuteThreads * 8), 64));
-  const int64_t ctas = args.m * args.row_ctas;
-  const bool pdl = target.family->pdl && ctas <= kPermutePdlCtas;
-  return launch({kernels.x, ctas, kPermuteThreads, pdl, target.stream}, args);
+  args.cols = problem.weight.cols;
+  if (has_whole_vectors(args) && shared_bytes(args) <= target.device.shared_bytes)
+    return launch_rows(args, kernels.x_rows, target);
+  args.parts = static_cast<int>(ceil_divide(args.cols, kPermuteThreads * kPermuteColumns));
+  return target.launch(kernels.x, args.m * args.parts, kPermuteThreads, args);
 }
 
 }  // namespace nf4::cuda

@@ -1,103 +1,105 @@
 // x with its columns in the order of a reordered weight's, for matmul: 2 bytes read and 2 written
-// per element, and the permutation. Few rows: each row by many CTAs straight from global memory,
-// bound by latency. Many: four rows a CTA through shared memory, side by side, so that a lane
-// gathers 8 bytes for each entry of the permutation that it reads.
+// per element, and the permutation.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "cuda/arch.cuh"
 #include "cuda/permute/args.hpp"
+#include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/memory.cuh"
 #include "cuda/ptx/pdl.cuh"
 
 namespace nf4::cuda {
 namespace {
 
-constexpr int kPermuteColumns = 8;  // of a thread at a time: a 16-byte store
-
 __device__ __forceinline__ uint32_t pair_of(uint32_t first, uint32_t second) {
   return first | second << 16;
 }
 
-// Eight columns of a row. `permutation` from the first of them on.
-__device__ __forceinline__ void permute_eight(const uint16_t *row, const int32_t *permutation,
-                                              int64_t count, uint16_t *to, bool aligned) {
-  uint16_t x[kPermuteColumns];
-  if (aligned && count >= kPermuteColumns) {
-#pragma unroll
-    for (int i = 0; i < kPermuteColumns; ++i) x[i] = row[permutation[i]];
-    *reinterpret_cast<uint4 *>(to) = {pair_of(x[0], x[1]), pair_of(x[2], x[3]), pair_of(x[4], x[5]),
-                                      pair_of(x[6], x[7])};
-  } else {
-    for (int i = 0; i < min(count, int64_t{kPermuteColumns}); ++i) to[i] = row[permutation[i]];
-  }
-}
-
-// A CTA has a part of the columns of one row. Ordinary loads: the compiler may move __ldg above
-// pdl_wait.
+// For any alignment and number of columns: a CTA has a part of a row, a thread a vector of it.
+// Ordinary loads: the compiler may move __ldg above pdl_wait.
 template <class Arch>
 __global__ void __launch_bounds__(kPermuteThreads)
     permute_x(const __grid_constant__ PermuteXArgs args) {
-  pdl_launch_dependents<Arch>();  // they wait for this kernel, and so for its predecessor
-  const int64_t m = blockIdx.x / args.row_ctas;
-  const int part = static_cast<int>(blockIdx.x - m * args.row_ctas);
-  const int64_t first = (int64_t{part} * kPermuteThreads + threadIdx.x) * kPermuteColumns;
-  // Allowed while the predecessor still writes.
-  if (first < args.cols) prefetch_l2_sector(args.permutation + first);
   pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
+  const int64_t m = blockIdx.x / args.parts;
+  const int64_t part = blockIdx.x - m * args.parts;
   const uint16_t *const row = args.from + m * args.from_stride;
-  uint16_t *const to = args.to + m * args.cols;
-  const bool aligned = args.cols % kPermuteColumns == 0;
-  const int64_t stride = int64_t{args.row_ctas} * kPermuteThreads * kPermuteColumns;
-  for (int64_t k = first; k < args.cols; k += stride)
-    permute_eight(row, args.permutation + k, args.cols - k, to + k, aligned);
+  const int64_t first = (part * kPermuteThreads + threadIdx.x) * kPermuteColumns;
+  for (int64_t k = first; k < min(first + kPermuteColumns, args.cols); ++k)
+    args.to[m * args.cols + k] = row[args.permutation[k]];
 }
 
-// Two columns of four rows; past the last row those of the last.
-__device__ __forceinline__ uint4 load_column_pair(const PermuteXArgs &args, int64_t first_row,
-                                                  int pair) {
-  uint32_t x[kPermuteRows];
-#pragma unroll
-  for (int i = 0; i < kPermuteRows; ++i) {
-    const uint16_t *const row = args.from + min(first_row + i, args.m - 1) * args.from_stride;
-    x[i] = reinterpret_cast<const uint32_t *>(row)[pair];
+// 16 bytes from global to shared memory; asynchronous where the GPU can.
+template <class Arch>
+__device__ __forceinline__ void copy_vector(uint4 *to, const uint4 *from) {
+  if constexpr (Arch::kTensorCores)
+    cp_async_16(to, from, 16);
+  else
+    *to = *from;
+}
+
+template <class Arch>
+__device__ __forceinline__ void stage_row(const PermuteXArgs &args, int64_t row, uint4 *stage) {
+  if (row < args.m) {
+    const auto *const from = reinterpret_cast<const uint4 *>(args.from + row * args.from_stride);
+    for (int i = threadIdx.x; i < args.cols / kPermuteColumns; i += kPermuteRowsThreads)
+      copy_vector<Arch>(stage + i, from + i);
   }
-  return {__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410),
-          __byte_perm(x[0], x[1], 0x7632), __byte_perm(x[2], x[3], 0x7632)};
+  if constexpr (Arch::kTensorCores) cp_async_commit();
 }
 
-// For cols that are a multiple of 8 and rows of x on 4 bytes. Shared memory: 8 bytes a column.
+// Eight entries of the permutation, 16 bits each.
+__device__ __forceinline__ uint4 load_entries(const int32_t *permutation) {
+  const int4 a = reinterpret_cast<const int4 *>(permutation)[0];
+  const int4 b = reinterpret_cast<const int4 *>(permutation)[1];
+  return {pair_of(a.x, a.y), pair_of(a.z, a.w), pair_of(b.x, b.y), pair_of(b.z, b.w)};
+}
+
+__device__ __forceinline__ uint32_t gather_pair(const uint16_t *row, uint32_t columns) {
+  return pair_of(row[columns & 0xffff], row[columns >> 16]);
+}
+
+// For whole vectors, on 16-byte boundaries. A CTA has a part of the columns of every row_step-th
+// row: it keeps their part of the permutation in registers, and stages rows ahead.
+// Dynamic shared memory: kPermuteStages rows, which are shorter than 2^16 columns.
 template <class Arch>
 __global__ void __launch_bounds__(kPermuteRowsThreads)
     permute_x_rows(const __grid_constant__ PermuteXArgs args) {
-  extern __shared__ uint4 staged[];  // of two columns, rows 0 to 3 of each
-  const int64_t first_row = int64_t{blockIdx.x} * kPermuteRows;
-  const int cols = static_cast<int>(args.cols);
+  extern __shared__ uint4 stages[];
+  const int row_vectors = static_cast<int>(args.cols / kPermuteColumns);
+  const int part = static_cast<int>(blockIdx.x % args.parts);
+  const int first = part * args.part_vectors + static_cast<int>(threadIdx.x);
+  const int end = min((part + 1) * args.part_vectors, row_vectors);
+  int64_t row = blockIdx.x / args.parts;
+  // Allowed while the predecessor still writes.
+  for (int i = first; i < end; i += kPermuteRowsThreads)
+    prefetch_l2_sector(args.permutation + i * kPermuteColumns);
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
-  for (int i = threadIdx.x; i < cols / 2; i += kPermuteRowsThreads)
-    staged[i] = load_column_pair(args, first_row, i);
-  __syncthreads();
-  const auto *const columns = reinterpret_cast<const uint2 *>(staged);
-  for (int k = threadIdx.x * kPermuteColumns; k < cols;
-       k += kPermuteRowsThreads * kPermuteColumns) {
-    uint2 x[kPermuteColumns];
 #pragma unroll
-    for (int i = 0; i < kPermuteColumns; ++i) x[i] = columns[args.permutation[k + i]];
+  for (int i = 0; i < kPermuteStages - 1; ++i)
+    stage_row<Arch>(args, row + i * args.row_step, stages + i * row_vectors);
+  uint4 entries[kPermuteVectors];
 #pragma unroll
-    for (int row = 0; row < kPermuteRows; ++row) {
-      if (first_row + row >= args.m) break;
-      uint32_t pairs[kPermuteColumns / 2];
+  for (int i = 0; i < kPermuteVectors; ++i)
+    if (const int vector = first + i * kPermuteRowsThreads; vector < end)
+      entries[i] = load_entries(args.permutation + vector * kPermuteColumns);
+  for (int stage = 0; row < args.m; row += args.row_step) {
+    if constexpr (Arch::kTensorCores) cp_async_wait<kPermuteStages - 2>();
+    __syncthreads();  // the row is there, and all have read the one before
+    const int free = stage == 0 ? kPermuteStages - 1 : stage - 1;
+    stage_row<Arch>(args, row + (kPermuteStages - 1) * args.row_step, stages + free * row_vectors);
+    const auto *const x = reinterpret_cast<const uint16_t *>(stages + stage * row_vectors);
+    auto *const to = reinterpret_cast<uint4 *>(args.to + row * args.cols);
 #pragma unroll
-      for (int i = 0; i < kPermuteColumns / 2; ++i) {
-        const uint2 a = x[2 * i], b = x[2 * i + 1];
-        pairs[i] =
-            __byte_perm(row < 2 ? a.x : a.y, row < 2 ? b.x : b.y, row % 2 == 0 ? 0x5410 : 0x7632);
-      }
-      *reinterpret_cast<uint4 *>(args.to + (first_row + row) * cols + k) = {pairs[0], pairs[1],
-                                                                            pairs[2], pairs[3]};
-    }
+    for (int i = 0; i < kPermuteVectors; ++i)
+      if (const int vector = first + i * kPermuteRowsThreads; vector < end)
+        to[vector] = {gather_pair(x, entries[i].x), gather_pair(x, entries[i].y),
+                      gather_pair(x, entries[i].z), gather_pair(x, entries[i].w)};
+    stage = stage == kPermuteStages - 1 ? 0 : stage + 1;
   }
 }
 
