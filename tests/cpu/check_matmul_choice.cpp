@@ -3,6 +3,7 @@
 // without a GPU.
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -49,4 +50,23 @@ TEST_CASE("the choice of matmul's kernel", "[matmul]") {
     CHECK(cuda::can_run(test.problem, gpu, choice.config));
   }
   CHECK(plans.value() == kChoicePlans);
+}
+
+TEST_CASE("CTAs of the gradient's stream-K kernels, and beside an adapter's product", "[matmul]") {
+  cuda::GpuFacts gpu{};
+  gpu.multiprocessors = 132;
+  const int config = cuda::config_named("wgmma_256x128_stream_k");
+  const auto clusters = [&](int64_t rows) {
+    const cuda::MatmulSize size{NF4_DTYPE_BF16, 256, rows, 14336, 64, cuda::WgmmaSet::kGrad};
+    return cuda::plan_wgmma(size, gpu, cuda::cost_model(cuda::TransposedWeight{}), config).clusters;
+  };
+  CHECK(clusters(4096) == 128);   // 4 for each of 32 tiles
+  CHECK(clusters(11520) == 132);  // 90 tiles
+  const int resident[] = {0, 0, 66, 39, 30};
+  std::copy(std::begin(resident), std::end(resident), gpu.resident_clusters);
+  cuda::leave_multiprocessors(4, gpu);
+  CHECK(gpu.multiprocessors == 128);
+  CHECK(gpu.resident_clusters[2] == 64);
+  CHECK(gpu.resident_clusters[3] == 37);
+  CHECK(gpu.resident_clusters[4] == 29);
 }

@@ -205,6 +205,35 @@ TEST_CASE("every kernel of the gradient adds an adapter", "[cuda][matmul][lora]"
   check_counts(counts, true);
 }
 
+// x A^T by persistent CTAs: several tiles of x each, tails of x and of its columns, fewer columns
+// than warps take, ranks past the adapter's.
+TEST_CASE("x A^T beside a wgmma kernel", "[cuda][matmul][lora]") {
+  const Stream stream;
+  const struct {
+    int64_t rows, cols, m;
+    int rank;
+  } sizes[] = {{128, 1096, 250, 16}, {136, 1160, 530, 8}, {128, 200, 17, 16}, {264, 2120, 1100, 8}};
+  uint64_t number = 0xbe00000;
+  for (const bool gradient : {false, true})
+    for (const nf4_dtype dtype : {NF4_DTYPE_FP16, NF4_DTYPE_BF16})
+      for (const nf4_dtype factors : {dtype, NF4_DTYPE_FP32})
+        for (const auto &[rows, cols, m, rank] : sizes) {
+          Rng rng(++number);
+          if (few_shapes() && m > 600) continue;
+          const MatmulShape shape = gradient ? MatmulShape{cols, rows / 64 * 64, m, true}
+                                             : MatmulShape{rows, cols / 64 * 64, m};
+          MatmulCase test = plain_matmul_case(rng, {dtype, 64, rng.one_in(2)}, shape);
+          repeat_rows(test, rng, 8);
+          const HostAdapter adapter =
+              random_adapter(rng, test, factors, gradient ? rank : rank - 3, false);
+          INFO(describe(test, number) << ", rank " << adapter.rank << " of dtype " << factors);
+          MatmulCounts counts;
+          const int config = cuda::config_named(m > 200 ? "wgmma_256x128" : "wgmma_64x128");
+          check_lora(test, adapter, rng, stream, counts, {config, config + 1});
+          if (has_kernel(config, gradient)) CHECK(counts[runnable_families()[0]][config] > 0);
+        }
+}
+
 // The CTA that has a tile's last K-tile adds the adapter.
 TEST_CASE("stream-K kernels add an adapter once", "[cuda][matmul][lora]") {
   const Stream stream;

@@ -48,7 +48,8 @@ Case random_case(Rng &rng, int64_t m, int64_t cols, bool vectors) {
   const Int4Shape shape{rng.between(1, 40), cols, -1};
   Case test;
   do
-    test = random_int4_matmul_case(rng, kind, shape, rng.pick(kDtypes16), m, XKind::kOrdinary, true);
+    test =
+        random_int4_matmul_case(rng, kind, shape, rng.pick(kDtypes16), m, XKind::kOrdinary, true);
   while ((test.x_stride % 8 == 0) != vectors);
   return test;
 }
@@ -61,16 +62,12 @@ TEST_CASE("columns of x are permuted: parts of rows, several rows a CTA, tails",
   const struct {
     int64_t m, cols;
     bool vectors;
-  } sizes[] = {{1, 8, true},
-               {3, 4096, true},        // a row in parts
-               {9, 12376, true},       // the last part is shorter
-               {ctas / 3, 2600, true},
-               {2, 38000, true},       // the most columns that are staged, or beyond them
-               {2, 39000, true},
-               {4 * ctas + 5, 96, true},  // all stages, twice
-               {ctas + 1, 4104, true},
-               {5, 2600, false},
-               {3, 515, false}};
+  } sizes[] = {
+      {1, 8, true},           {3, 4096, true},   // a row in parts
+      {9, 12376, true},                          // the last part is shorter
+      {ctas / 3, 2600, true}, {2, 38000, true},  // the most columns that are staged, or beyond them
+      {2, 39000, true},       {4 * ctas + 5, 96, true},  // all stages, twice
+      {ctas + 1, 4104, true}, {5, 2600, false},         {3, 515, false}};
   const Stream stream;
   uint64_t number = 0x1bd00000;
   for (const cuda::GpuFamily *family : runnable_families())

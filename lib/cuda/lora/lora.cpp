@@ -4,17 +4,13 @@
 #include <algorithm>
 
 #include "cuda/lora/kernels.hpp"
+#include "cuda/lora/persistent.hpp"
 #include "cuda/lora/workspace.hpp"
 
 namespace nf4::cuda {
 namespace {
 
 constexpr int kFewRanks = 16, kManyRanks = 64;
-
-// Whether rows of a matrix are on 16 bytes.
-bool has_vectors(const void *data, int64_t stride, nf4_dtype dtype) {
-  return is_multiple(data, 16) && stride * element_bytes(dtype) % 16 == 0;
-}
 
 void *copy_in(const LoraProblem &problem, void *workspace) {
   return static_cast<uint8_t *>(workspace) +
@@ -111,8 +107,10 @@ LoraMatrix lora_out_for_tma(const LoraProblem &problem, void *workspace) {
 }
 
 cudaError_t launch_lora_product(const LaunchTarget &target, const LoraProblem &problem,
-                                void *workspace, bool tma) {
-  LoraProductArgs args = product_args(problem, workspace, tma);
+                                void *workspace, bool wgmma) {
+  LoraProductArgs args = product_args(problem, workspace, wgmma);
+  if (const int ctas = wgmma ? plan_lora(target.device, problem).persistent_ctas : 0)
+    return launch_persistent_lora(target, problem, args, ctas);
   const Lora &lora = problem.lora;
   const LoraKernels &kernels = kernels_of<LoraKernels>(*target.family);
   const bool vectors = has_x_vectors(problem) && args.cols % 8 == 0 &&

@@ -38,8 +38,19 @@ struct LoraMatrix {
 };
 LoraMatrix lora_out_for_tma(const LoraProblem &problem, void *workspace);
 
-// Enqueues x times `in`, and the copy of `out` if TMA is to load it and needs one.
+// Persistent CTAs that multiply x by `in` beside a wgmma kernel that has the other multiprocessors;
+// 0 where all multiprocessors do it before that.
+struct LoraPlan {
+  int persistent_ctas;
+  bool leaves_multiprocessors;  // the wgmma kernel has no CTAs for theirs
+};
+LoraPlan plan_lora(const Device &device, const LoraProblem &problem);
+
+// Enqueues x times `in`, and the copy of `out` if a wgmma kernel is to load it and needs one.
 cudaError_t launch_lora_product(const LaunchTarget &target, const LoraProblem &problem,
-                                void *workspace, bool tma);
+                                void *workspace, bool wgmma);
+
+// Loads the kernels that run beside wgmma kernels, where the device has them.
+cudaError_t load_persistent_lora(const Device &device);
 
 }  // namespace nf4::cuda

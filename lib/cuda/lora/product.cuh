@@ -31,8 +31,8 @@ __device__ __forceinline__ int64_t transposed_row(int64_t row) {
   return row - in_pair + in_warp % 8 * 4 + in_pair / 16 * 2 + in_warp / 8;
 }
 
-// The CTAs that copy `out`: eight ranks of a row a thread.
-template <class T>
+// The CTAs that copy `out`, whose elements are F's: eight ranks of a row a thread.
+template <class T, class F>
 __device__ __forceinline__ void copy_out(const LoraProductArgs &args, int cta) {
   const int row_vectors = args.stride / 8;
   const int64_t vectors = (args.out_rows + 31) / 32 * 32 * row_vectors;
@@ -40,12 +40,13 @@ __device__ __forceinline__ void copy_out(const LoraProductArgs &args, int cta) {
   for (int64_t i = int64_t{cta} * blockDim.x + threadIdx.x; i < vectors; i += step) {
     const int64_t row = i / row_vectors, from = args.permuted ? transposed_row(row) : row;
     const int first = static_cast<int>(i - row * row_vectors) * 8;
-    const bool in_bounds = from < args.out_rows;
+    const F *const elements = static_cast<const F *>(args.out.data) + from * args.out.stride;
     float values[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r)
-      values[r] =
-          in_bounds && first + r < args.rank ? lora_element<T>(args.out, first + r, from) : 0.0f;
+    for (int r = 0; r < 8; ++r) {
+      const bool in_bounds = from < args.out_rows && first + r < args.rank;
+      values[r] = in_bounds ? to_float(elements[(first + r) * args.out.rank_stride]) : 0.0f;
+    }
     if constexpr (sizeof(T) == 2)
       *reinterpret_cast<uint4 *>(static_cast<T *>(args.out_copy) + i * 8) = pack_vector<T>(values);
   }
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(kLoraProductThreads, 2)
   if (copy_cta >= 0) {
     pdl_wait<Arch>();
     pdl_launch_dependents<Arch>();
-    return copy_out<T>(args, copy_cta);
+    return copy_out<T, F>(args, copy_cta);
   }
   const int warp = threadIdx.x / 32;
   const int in_cluster = rank_in_cluster<Arch>(args);
@@ -274,7 +275,8 @@ __global__ void __launch_bounds__(kLoraProductThreads)
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
   const int copy_cta = static_cast<int>(blockIdx.x) - args.product_ctas;
-  if (copy_cta >= 0) return copy_out<T>(args, copy_cta);
+  if (copy_cta >= 0)
+    return args.out.is_fp32 ? copy_out<T, float>(args, copy_cta) : copy_out<T, T>(args, copy_cta);
   const int64_t output = int64_t{blockIdx.x} * (kLoraProductThreads / 32) + threadIdx.x / 32;
   const int64_t m = output / args.stride;
   const int r = static_cast<int>(output - m * args.stride), lane = threadIdx.x % 32;

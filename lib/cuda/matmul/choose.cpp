@@ -55,11 +55,11 @@ bool can_split_k(const MatmulSize &size, const GpuFacts &gpu, int config, int ct
 
 // All CTAs share the tiles of the last wave, and of the one before it if there is one: then partial
 // sums are stored long before they are reduced.
-void plan_shared_waves(const MatmulSize &size, const GpuFacts &gpu, const CostModel &model,
-                       int config, WgmmaPlan &plan) {
+void plan_shared_waves(const MatmulSize &size, const CostModel &model, int config, int64_t ctas,
+                       WgmmaPlan &plan) {
   const MatmulConfig &tile = kMatmulConfigs[config];
   const int64_t tiles = plan.tiles(), k_tiles = k_tiles_of(size);
-  plan.clusters = gpu.multiprocessors;
+  plan.clusters = ctas;
   plan.stream_k_tiles = std::min(tiles, plan.clusters + tiles % plan.clusters);
   const auto share = static_cast<double>(ceil_divide(plan.stream_k_tiles * k_tiles, plan.clusters));
   const auto whole = static_cast<double>((tiles - plan.stream_k_tiles) / plan.clusters);
@@ -90,7 +90,17 @@ void plan_split_k(const MatmulSize &size, const CostModel &model, int config, in
 void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel &model, int config,
                    WgmmaPlan &plan) {
   plan.cycles = std::numeric_limits<double>::infinity();
-  if (can_share_waves(size, gpu, config)) plan_shared_waves(size, gpu, model, config, plan);
+  if (can_share_waves(size, gpu, config)) {
+    const int64_t ctas = gpu.multiprocessors;
+    plan_shared_waves(size, model, config, ctas, plan);
+    // Without split-K: as many CTAs for each tile, of which there may be fewer then.
+    const int64_t of_tile = ctas / plan.tiles();
+    if (size.set == WgmmaSet::kGrad && of_tile > 1) {
+      WgmmaPlan even = plan;
+      plan_shared_waves(size, model, config, of_tile * plan.tiles(), even);
+      if (even.cycles < plan.cycles) plan = even;
+    }
+  }
   for (int ctas = 2; ctas <= kMaxClusterSize; ++ctas)
     if (can_split_k(size, gpu, config, ctas)) plan_split_k(size, model, config, ctas, plan);
 }
@@ -136,6 +146,12 @@ bool takes_skinny2_for_long_rows(const Weight &, const GpuFacts &) { return fals
 bool takes_skinny2_for_long_rows(const Int4Weight &weight, const GpuFacts &gpu) {
   return weight.cols > kSkinnyWarps * kWarpTileK &&
          !takes_strips(weight.layout, kMatmulConfigs[kSkinny8].tile_m, gpu.tensor_maps);
+}
+
+void leave_multiprocessors(int count, GpuFacts &gpu) {
+  gpu.multiprocessors -= count;
+  for (int size = 2; size <= kMaxClusterSize; ++size)
+    gpu.resident_clusters[size] -= static_cast<int>(ceil_divide(count, size));
 }
 
 template <class W>

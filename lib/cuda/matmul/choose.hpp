@@ -81,6 +81,9 @@ template <class W>
 void choose_wgmma(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const CostModel &model,
                   MatmulChoice &choice);
 
+// Leaves multiprocessors, of one group, to a kernel that runs beside wgmma kernels.
+void leave_multiprocessors(int count, GpuFacts &gpu);
+
 // Fills in the choice. load(gpu) fills in resident_clusters, which wgmma kernels alone need, so
 // that they are loaded only then; its error, if it is not 0, is returned.
 template <class W, class Load>

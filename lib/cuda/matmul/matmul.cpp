@@ -64,6 +64,14 @@ cudaError_t multiply_lora(const MatmulTarget &, const Int4MatmulProblem &, int) 
   return cudaSuccess;
 }
 
+// What is left of the GPU to a wgmma kernel.
+void leave_to_lora(const Device &device, const MatmulProblem &problem, GpuFacts &gpu) {
+  if (problem.lora.rank == 0) return;
+  const LoraPlan plan = plan_lora(device, LoraProblem(problem));
+  if (plan.leaves_multiprocessors) leave_multiprocessors(plan.persistent_ctas, gpu);
+}
+void leave_to_lora(const Device &, const Int4MatmulProblem &, GpuFacts &) {}
+
 template <class W>
 auto matmul_args(const MatmulProblemOf<W> &problem) {
   const W &weight = problem.weight;
@@ -90,11 +98,14 @@ bool has_wgmma(const GpuFamily &family, int compute_capability) {
 }
 
 template <class W>
-cudaError_t choose(MatmulTarget &target, const MatmulProblemOf<W> &given, MatmulChoice &choice) {
+cudaError_t choose(const MatmulTarget &target, const MatmulProblemOf<W> &given,
+                   MatmulChoice &choice) {
   const auto &problem = in_column_order(given);
-  GpuFacts &gpu = target.gpu;
+  GpuFacts gpu = target.gpu;
   const auto load = [&](GpuFacts &facts) {
-    return load_wgmma_kernels(target.device, problem.weight, facts);
+    const cudaError_t error = load_wgmma_kernels(target.device, problem.weight, facts);
+    leave_to_lora(target.device, problem, facts);
+    return error;
   };
   if (!forced_config) return choose_config(problem, gpu, cost_model(problem.weight), load, choice);
   choice.config = can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
@@ -278,6 +289,7 @@ bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
 cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device) {
   cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<LoraKernels>(family));
+  if (error == cudaSuccess) error = load_persistent_lora(device);
   if (error == cudaSuccess) error = load_kernels(kernels_of<Int4MatmulKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<Int4FewKernels>(family));
   if (error == cudaSuccess) error = allow_shared_memory<MatmulKernels>(family, device);

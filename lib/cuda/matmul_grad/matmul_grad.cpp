@@ -38,8 +38,8 @@ MatmulArgs grad_args(const GradProblem &problem) {
 }
 
 // Skinny where it can run, then wgmma.
-cudaError_t choose(MatmulTarget &target, const GradProblem &problem, MatmulChoice &choice) {
-  GpuFacts &gpu = target.gpu;
+cudaError_t choose(const MatmulTarget &target, const GradProblem &problem, MatmulChoice &choice) {
+  GpuFacts gpu = target.gpu;
   const CostModel &model = cost_model(problem.weight);
   choice.config = kMma64x64;
   for (const int config : {kSkinny8, kSkinny16})
@@ -51,6 +51,10 @@ cudaError_t choose(MatmulTarget &target, const GradProblem &problem, MatmulChoic
   if (forced_config && !is_wgmma(*forced_config)) return cudaSuccess;
   if (const cudaError_t error = load_wgmma_kernels(target.device, problem.weight, gpu))
     return error;
+  if (problem.lora.rank > 0) {
+    const LoraPlan plan = plan_lora(target.device, LoraProblem(problem));
+    if (plan.leaves_multiprocessors) leave_multiprocessors(plan.persistent_ctas, gpu);
+  }
   if (!forced_config) {
     choose_wgmma(problem, gpu, model, choice);
   } else if (wgmma_can_run(problem, gpu, *forced_config)) {

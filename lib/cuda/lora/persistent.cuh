@@ -1,0 +1,231 @@
+// p = x A^T on a few multiprocessors, while the base product has the others: persistent CTAs, each
+// of whose warps has a pipeline of TMA copies that goes on from one tile to the next. A warp has
+// every 8th 64 columns of a tile of x, and all ranks, up to 16.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <type_traits>
+
+#include "cuda/lora/persistent_args.hpp"
+#include "cuda/lora/product.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// Offset of a 16-byte chunk in rows of 128 bytes, in the 128-byte swizzle.
+__device__ __forceinline__ int swizzled_chunk(int row, int chunk) {
+  return row * 128 + (chunk ^ row % 8) * 16;
+}
+
+// A step of the factor `in` in shared memory: how it comes there, and mma's B of 16 columns of it
+// and 8 ranks a pair. This one: 16 ranks of 64 columns.
+template <class T, class F, bool kGradient>
+struct LoraFactorBox {
+  static __device__ __forceinline__ void load(uint8_t *to, const void *map, int column,
+                                              uint64_t *barrier) {
+    tma_load_2d(to, map, column * int{sizeof(T)}, 0, barrier);
+  }
+  static __device__ __forceinline__ void fragment(const uint8_t *box, int k, uint32_t (&b)[4]) {
+    const int lane = threadIdx.x % 32, rank = lane / 16 * 8 + lane % 8;
+    ldmatrix_x4(b, box + swizzled_chunk(rank, k * 2 + lane / 8 % 2));
+  }
+};
+
+// In fp32, rounded to x's dtype: two boxes of 32 columns.
+template <class T>
+struct LoraFactorBox<T, float, false> {
+  static constexpr int kBoxBytes = kPersistentRanks * 128;
+
+  static __device__ __forceinline__ void load(uint8_t *to, const void *map, int column,
+                                              uint64_t *barrier) {
+    tma_load_2d(to, map, column * 4, 0, barrier);
+    tma_load_2d(to + kBoxBytes, map, column * 4 + 128, 0, barrier);
+  }
+  static __device__ __forceinline__ void fragment(const uint8_t *box, int k, uint32_t (&b)[4]) {
+    const int group_id = threadIdx.x % 32 / 4, thread_in_group = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int chunk = k % 2 * 4 + i % 2 * 2 + thread_in_group / 2;
+      const uint8_t *const at = box + k / 2 * kBoxBytes +
+                                swizzled_chunk(i / 2 * 8 + group_id, chunk) +
+                                thread_in_group % 2 * 8;
+      const float2 pair = *reinterpret_cast<const float2 *>(at);
+      b[i] = pack_pair(T{}, pair.x, pair.y);
+    }
+  }
+};
+
+// In the gradient: 64 rows of 16 ranks.
+template <class T, class F>
+struct LoraFactorBox<T, F, true> {
+  static __device__ __forceinline__ void load(uint8_t *to, const void *map, int column,
+                                              uint64_t *barrier) {
+    tma_load_2d(to, map, 0, column, barrier);
+  }
+  static __device__ __forceinline__ void fragment(const uint8_t *box, int k, uint32_t (&b)[4]) {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4_trans(b, box + (k * 16 + lane % 16) * 32 + lane / 16 * 16);
+  }
+};
+
+template <class T>
+struct LoraFactorBox<T, float, true> : LoraFactorBox<T, T, true> {
+  static __device__ __forceinline__ float element(const uint8_t *box, int row, int rank) {
+    const int chunk = rank / 4 ^ row / 2 % 4;  // the 64-byte swizzle
+    return *reinterpret_cast<const float *>(box + row * 64 + chunk * 16 + rank % 4 * 4);
+  }
+  static __device__ __forceinline__ void fragment(const uint8_t *box, int k, uint32_t (&b)[4]) {
+    const int group_id = threadIdx.x % 32 / 4, thread_in_group = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = k * 16 + i % 2 * 8 + thread_in_group * 2, rank = i / 2 * 8 + group_id;
+      b[i] = pack_pair(T{}, element(box, row, rank), element(box, row + 1, rank));
+    }
+  }
+};
+
+// The steps of a warp, one tile after the other.
+class LoraSteps {
+ public:
+  __device__ __forceinline__ explicit LoraSteps(const LoraPersistentArgs &args)
+      : args_(args),
+        tile_(first_column() < args.product.cols ? static_cast<int>(blockIdx.x) : args.tiles) {}
+  __device__ __forceinline__ bool is_valid() const { return tile_ < args_.tiles; }
+  __device__ __forceinline__ int tile() const { return tile_; }
+  __device__ __forceinline__ int column() const { return column_; }
+  __device__ __forceinline__ void advance() {
+    column_ += kPersistentWarps * kPersistentStep;
+    if (column_ < args_.product.cols) return;
+    column_ = first_column();
+    tile_ += args_.product.product_ctas;
+  }
+
+ private:
+  static __device__ __forceinline__ int first_column() {
+    return static_cast<int>(threadIdx.x) / 32 * kPersistentStep;
+  }
+
+  const LoraPersistentArgs &args_;
+  int tile_;
+  int column_ = first_column();
+};
+
+// A warp's copies.
+template <class Box, int kTileM, bool kInIsFp32>
+class LoraPipeline {
+ public:
+  static constexpr LoraSmem kSmem = lora_smem(kTileM, kInIsFp32);
+
+  __device__ __forceinline__ LoraPipeline(const LoraPersistentArgs &args, uint8_t *shared)
+      : args_(args), steps_(args) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    stages_ = shared + warp * kSmem.stages * kSmem.stage_bytes;
+    barriers_ = reinterpret_cast<uint64_t *>(shared + kSmem.barriers) + warp * kSmem.stages;
+  }
+  __device__ __forceinline__ void init() {
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int i = 0; i < kSmem.stages; ++i) mbarrier_init(barriers_ + i);
+      fence_mbarrier_init();
+    }
+    __syncwarp();
+  }
+  // Issues the copies of the next step, if there is one, into the stage that was read first. All
+  // lanes call it, after they have read it.
+  __device__ __forceinline__ void load_next() {
+    if (!steps_.is_valid()) return;
+    if (threadIdx.x % 32 == 0) {
+      uint64_t *const barrier = barriers_ + load_stage_;
+      uint8_t *const stage = stages_ + load_stage_ * kSmem.stage_bytes;
+      mbarrier_arrive_expect_tx(barrier, kSmem.stage_bytes);
+      tma_load_2d(stage, &args_.x_map, steps_.column() * 2, steps_.tile() * kTileM, barrier);
+      Box::load(stage + kSmem.x_bytes, &args_.in_map, steps_.column(), barrier);
+    }
+    load_stage_ = load_stage_ == kSmem.stages - 1 ? 0 : load_stage_ + 1;
+    steps_.advance();
+  }
+  // Waits for the next step.
+  __device__ __forceinline__ const uint8_t *wait_next() {
+    mbarrier_wait_parity(barriers_ + read_stage_, phase_);
+    const uint8_t *const stage = stages_ + read_stage_ * kSmem.stage_bytes;
+    read_stage_ = read_stage_ == kSmem.stages - 1 ? 0 : read_stage_ + 1;
+    if (read_stage_ == 0) phase_ ^= 1;
+    return stage;
+  }
+
+ private:
+  const LoraPersistentArgs &args_;
+  LoraSteps steps_;
+  uint8_t *stages_;
+  uint64_t *barriers_;
+  int load_stage_ = 0, read_stage_ = 0;
+  uint32_t phase_ = 0;
+};
+
+template <class T, class Box, class Tile>
+__device__ __forceinline__ void multiply_step(const uint8_t *stage, int x_bytes, Tile &tile) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < kPersistentStep / 16; ++k) {
+    uint32_t b[4];
+    Box::fragment(stage + x_bytes, k, b);
+#pragma unroll
+    for (int i = 0; i < Tile::kM / 16; ++i) {
+      uint32_t a[4];
+      ldmatrix_x4(a, stage + swizzled_chunk(i * 16 + lane % 16, k * 2 + lane / 16));
+      mma_m16n8k16(T{}, tile.sums[i][0], a, b[0], b[1]);
+      mma_m16n8k16(T{}, tile.sums[i][1], a, b[2], b[3]);
+    }
+  }
+}
+
+// For x and `in` as tensor maps take them.
+template <class Arch, class T, class F, bool kGradient, int kTileM>
+__global__ void __launch_bounds__(kLoraProductThreads, 1)
+    lora_product_persistent(const __grid_constant__ LoraPersistentArgs args) {
+  using Tile = LoraTile<kTileM / 16, kPersistentRanks / 8>;
+  using Box = LoraFactorBox<T, F, kGradient>;
+  using Pipeline = LoraPipeline<Box, kTileM, sizeof(F) == 4>;
+  static_assert(Tile::kStored == Tile::kWarps);
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const LoraProductArgs &product = args.product;
+  const int copy_cta = static_cast<int>(blockIdx.x) - product.product_ctas;
+  if (copy_cta >= 0) {
+    pdl_wait<Arch>();
+    pdl_launch_dependents<Arch>();
+    return copy_out<T, F>(product, copy_cta);
+  }
+  auto *const partials = reinterpret_cast<float *>(shared + Pipeline::kSmem.sums);
+  Pipeline pipeline(args, shared);
+  pipeline.init();
+  pdl_wait<Arch>();
+  // Not before: the dependent waits for this kernel only where it reads what this one writes.
+  pdl_launch_dependents<Arch>();
+  for (int i = 0; i < Pipeline::kSmem.stages; ++i) pipeline.load_next();
+
+  for (int tile_index = static_cast<int>(blockIdx.x); tile_index < args.tiles;
+       tile_index += product.product_ctas) {
+    Tile tile;
+    for (int column = static_cast<int>(threadIdx.x) / 32 * kPersistentStep; column < product.cols;
+         column += kPersistentWarps * kPersistentStep) {
+      multiply_step<T, Box>(pipeline.wait_next(), Pipeline::kSmem.x_bytes, tile);
+      __syncwarp();
+      pipeline.load_next();
+    }
+    store_partials(tile, partials);
+    for (int output = threadIdx.x; output < Tile::kOutputs; output += kLoraProductThreads) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < Tile::kWarps; ++i) sum += partials[i * Tile::kOutputs + output];
+      store_product<T>(product, int64_t{tile_index} * kTileM + Tile::row(output),
+                       Tile::rank(output), sum);
+    }
+    __syncthreads();  // the sums were read
+  }
+}
+
+}  // namespace
+}  // namespace nf4::cuda

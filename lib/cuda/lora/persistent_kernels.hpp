@@ -1,0 +1,19 @@
+// The compile matrix of an adapter's product with x on a few multiprocessors.
+#pragma once
+
+#include <iterator>
+
+#include "cuda/lora/persistent_args.hpp"
+
+namespace nf4::cuda {
+
+// Of a family that has wgmma kernels (runtime/families.hpp); args: LoraPersistentArgs.
+struct LoraPersistentKernels {
+  // [dtype - NF4_DTYPE_FP16][A is fp32][gradient][index of kPersistentTileM]
+  const void *of[2][2][2][std::size(kPersistentTileM)];
+
+  template <class Arch>
+  static LoraPersistentKernels make();
+};
+
+}  // namespace nf4::cuda
