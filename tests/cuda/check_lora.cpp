@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "cuda/lora/lora.hpp"
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul_grad/matmul_grad.hpp"
 #include "support/adapter.hpp"
@@ -150,6 +151,18 @@ void check_counts(MatmulCounts &counts, bool gradient) {
     }
 }
 
+// Of x A^T beside a wgmma kernel, where all is aligned.
+int persistent_ctas(Rng &rng, const MatmulCase &test, const HostAdapter &adapter) {
+  const PlacedMatmul placed(rng, test, true);
+  const PlacedAdapter with(rng, test, adapter, placed, true, true);
+  const MatmulProblem problem = with.problem(placed);
+  cuda::Device device{};
+  REQUIRE(cuda::cached_device(0, device) == NF4_STATUS_OK);
+  const cuda::LoraProblem lora =
+      test.gradient ? cuda::LoraProblem(cuda::transposed(problem)) : cuda::LoraProblem(problem);
+  return cuda::plan_lora(device, lora).persistent_ctas;
+}
+
 // Of the best family, which alone has stream-K kernels.
 bool has_kernel(int config, bool gradient) {
   const auto has = gradient ? cuda::matmul_grad_has : cuda::matmul_has;
@@ -205,8 +218,9 @@ TEST_CASE("every kernel of the gradient adds an adapter", "[cuda][matmul][lora]"
   check_counts(counts, true);
 }
 
-// x A^T by persistent CTAs: several tiles of x each, tails of x and of its columns, fewer columns
-// than warps take, ranks past the adapter's.
+// x A^T by persistent CTAs: several tiles of x each, tails of x, in the gradient of its columns
+// too, fewer columns than warps take, ranks past the adapter's, and CTAs of the wgmma kernel that
+// start late.
 TEST_CASE("x A^T beside a wgmma kernel", "[cuda][matmul][lora]") {
   const Stream stream;
   const struct {
@@ -219,7 +233,6 @@ TEST_CASE("x A^T beside a wgmma kernel", "[cuda][matmul][lora]") {
       for (const nf4_dtype factors : {dtype, NF4_DTYPE_FP32})
         for (const auto &[rows, cols, m, rank] : sizes) {
           Rng rng(++number);
-          if (few_shapes() && m > 600) continue;
           const MatmulShape shape = gradient ? MatmulShape{cols, rows / 64 * 64, m, true}
                                              : MatmulShape{rows, cols / 64 * 64, m};
           MatmulCase test = plain_matmul_case(rng, {dtype, 64, rng.one_in(2)}, shape);
@@ -230,7 +243,9 @@ TEST_CASE("x A^T beside a wgmma kernel", "[cuda][matmul][lora]") {
           MatmulCounts counts;
           const int config = cuda::config_named(m > 200 ? "wgmma_256x128" : "wgmma_64x128");
           check_lora(test, adapter, rng, stream, counts, {config, config + 1});
-          if (has_kernel(config, gradient)) CHECK(counts[runnable_families()[0]][config] > 0);
+          if (!has_kernel(config, gradient)) continue;
+          CHECK(counts[runnable_families()[0]][config] > 0);
+          CHECK(persistent_ctas(rng, test, adapter) == (m > 1024 ? 8 : 4));
         }
 }
 

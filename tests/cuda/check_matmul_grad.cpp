@@ -103,7 +103,10 @@ TEST_CASE("stream-K gradient kernels share the tiles that do not fill the GPU",
   uint64_t number = 0x17800000;
   const struct {
     int64_t tiles, k_tiles, m_tiles;
-  } sizes[] = {{ctas / 3 + 1, 16, 1}, {2 * ctas + 3, 4, 1}, {ctas / 2 + 3, 4, 3}};
+  } sizes[] = {{ctas / 3 + 1, 16, 1},
+               {2 * ctas + 3, 4, 1},
+               {ctas / 2 + 3, 4, 3},
+               {ctas / 4 - 1, 28, 1}};  // as many CTAs each
   for (int config = cuda::kFirstStreamK; config < cuda::kMatmulConfigCount; ++config)
     for (const nf4_dtype dtype : kDtypes16)
       for (const auto &[tiles, k_tiles, m_tiles] : sizes) {

@@ -62,12 +62,12 @@ TEST_CASE("columns of x are permuted: parts of rows, several rows a CTA, tails",
   const struct {
     int64_t m, cols;
     bool vectors;
-  } sizes[] = {
-      {1, 8, true},           {3, 4096, true},   // a row in parts
-      {9, 12376, true},                          // the last part is shorter
-      {ctas / 3, 2600, true}, {2, 38000, true},  // the most columns that are staged, or beyond them
-      {2, 39000, true},       {4 * ctas + 5, 96, true},  // all stages, twice
-      {ctas + 1, 4104, true}, {5, 2600, false},         {3, 515, false}};
+  } sizes[] = {{1, 8, true},           {3, 4096, true},          // a row in parts
+               {9, 12376, true},                                 // the last part is shorter
+               {ctas / 3, 2600, true}, {3 * ctas, 12000, true},  // in parts, and several rows a CTA
+               {2, 38000, true},  // with 227 KiB of shared memory three stages, and one
+               {2, 39000, true},       {6 * ctas + 5, 96, true},  // all stages, twice
+               {ctas + 1, 4104, true}, {1, 2600, false},         {5, 2600, false}, {3, 515, false}};
   const Stream stream;
   uint64_t number = 0x1bd00000;
   for (const cuda::GpuFamily *family : runnable_families())

@@ -83,7 +83,7 @@ nf4_status PlacedAdapter::multiply(const PlacedMatmul &placed, cudaStream_t stre
   return launch(&placed.weight.tensor(), &args, workspace.data(), workspace.size(), stream);
 }
 
-int PlacedAdapter::used(const PlacedMatmul &placed) const {
+MatmulProblem PlacedAdapter::problem(const PlacedMatmul &placed) const {
   const nf4_tensor &weight = placed.weight.tensor();
   const auto bytes = static_cast<int64_t>(workspace.size());
   MatmulProblem problem{};
@@ -91,6 +91,11 @@ int PlacedAdapter::used(const PlacedMatmul &placed) const {
   REQUIRE(validate_matmul_shape(&weight, &args, problem) == NF4_STATUS_OK);
   REQUIRE(validate_matmul_operands(&weight, &args, workspace.data(), bytes, problem) ==
           NF4_STATUS_OK);
+  return problem;
+}
+
+int PlacedAdapter::used(const PlacedMatmul &placed) const {
+  const MatmulProblem problem = this->problem(placed);
   int config = -1;
   REQUIRE((gradient ? cuda::matmul_grad_config(problem, nullptr, config)
                     : cuda::matmul_config(problem, nullptr, config)) == NF4_STATUS_OK);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "problem.hpp"
 #include "support/device.hpp"
 #include "support/matmul_cases.hpp"
 #include "support/matmul_placed.hpp"
@@ -36,6 +37,7 @@ struct PlacedAdapter {
   PlacedAdapter &operator=(const PlacedAdapter &) = delete;
 
   nf4_status multiply(const PlacedMatmul &placed, cudaStream_t stream) const;
+  MatmulProblem problem(const PlacedMatmul &placed) const;
   // The configuration that multiply() uses.
   int used(const PlacedMatmul &placed) const;
 };

@@ -76,12 +76,12 @@ class Int4Rows {
   // Of the rows' groups from group_ on; of compressed-tensors, of one row.
   int64_t group_ = 0;
   int64_t groups_ = 0;
-  const int64_t table_bytes_;
-  char *const tables_;  // of a row, in its dtype
   const int64_t code_bytes_;
   uint8_t *const buffer_;
   float *const scales_;
   float *const zeros_;
+  const int64_t table_bytes_;
+  char *const tables_;  // of a row, in its dtype
 };
 
 // With its buffers.

@@ -5,6 +5,7 @@
 
 #include "cuda/lora/kernels.hpp"
 #include "cuda/lora/persistent.hpp"
+#include "cuda/lora/vectors.hpp"
 #include "cuda/lora/workspace.hpp"
 
 namespace nf4::cuda {
@@ -22,11 +23,6 @@ bool can_use_tma(const LoraProblem &problem) {
   const Lora &lora = problem.lora;
   return !problem.gradient && lora.dtype == problem.dtype && lora.rank % 8 == 0 &&
          has_vectors(lora.b, lora.b_stride, lora.dtype);
-}
-
-bool has_x_vectors(const LoraProblem &problem) {
-  return is_multiple(problem.x, 16) &&
-         (problem.m == 1 || problem.x_stride * element_bytes(problem.dtype) % 16 == 0);
 }
 
 LoraProductArgs product_args(const LoraProblem &problem, void *workspace, bool tma) {

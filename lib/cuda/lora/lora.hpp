@@ -38,11 +38,10 @@ struct LoraMatrix {
 };
 LoraMatrix lora_out_for_tma(const LoraProblem &problem, void *workspace);
 
-// Persistent CTAs that multiply x by `in` beside a wgmma kernel that has the other multiprocessors;
-// 0 where all multiprocessors do it before that.
+// How x is multiplied by `in` for a wgmma kernel.
 struct LoraPlan {
-  int persistent_ctas;
-  bool leaves_multiprocessors;  // the wgmma kernel has no CTAs for theirs
+  int persistent_ctas;          // on a multiprocessor each, beside that kernel; 0: on all before it
+  bool leaves_multiprocessors;  // that kernel is planned for the other multiprocessors
 };
 LoraPlan plan_lora(const Device &device, const LoraProblem &problem);
 

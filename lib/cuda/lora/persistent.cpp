@@ -3,25 +3,29 @@
 #include <algorithm>
 
 #include "cuda/lora/persistent_kernels.hpp"
+#include "cuda/lora/vectors.hpp"
 #include "cuda/runtime/families.hpp"
 #include "cuda/runtime/launch.hpp"
 
 namespace nf4::cuda {
 namespace {
 
-// They are in one group of multiprocessors, so that they leave the base product as many clusters
-// as can be.
+// The CTAs of a cluster are in one group of multiprocessors (GPC): the others then hold as many of
+// the wgmma kernel's clusters as can be.
 constexpr int kCluster = 4;
-// For each of these rows of x, rounded up, a cluster: then p is there when the base product's first
-// tiles need it.
+// A cluster for so many rows of x, rounded up: then p is there when the wgmma kernel's first tiles
+// end. Measured with 4096 and 14336 columns on H200s.
 constexpr int64_t kRowsOfCluster = 1024;
 constexpr int64_t kMaxRows = 4096;
-// Of up to so many rows each CTA of the base product has about one tile; of more, the CTAs that
-// start when these are done have a tile less.
-constexpr int64_t kRowsOfOneTile = 1024;
-// Up to so many rows of x a skinny kernel multiplies without an adapter, and p is small.
+// Up to so many rows the wgmma kernel leaves the multiprocessors. With more most of its CTAs have
+// several tiles, and those that start when p is done often have one less.
+constexpr int64_t kMaxRowsLeaving = 1024;
+// Up to so many rows it is mostly a skinny kernel that multiplies x, and p is small.
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kRowsOfNarrowTiles = 256;
+
+static_assert(lora_smem(kPersistentTileM[0], true).bytes <= 227 << 10);
+static_assert(lora_smem(kPersistentTileM[1], true).bytes <= 227 << 10);
 
 const LoraPersistentKernels *kernels_on(const Device &device) {
   return exact_kernels_for<LoraPersistentKernels>(device.compute_capability);
@@ -29,13 +33,25 @@ const LoraPersistentKernels *kernels_on(const Device &device) {
 
 int in_bytes(const LoraProblem &problem) { return problem.in.is_fp32 ? 4 : 2; }
 
-bool has_tensor_maps(const LoraProblem &problem) {
-  const Lora &lora = problem.lora;
-  const bool rows_of_in = problem.gradient ? lora.rank * in_bytes(problem) % 16 == 0 &&
-                                                 has_vectors(lora.b, lora.b_stride, lora.dtype)
-                                           : has_vectors(lora.a, lora.a_stride, lora.dtype);
-  return rows_of_in && problem.cols % 8 == 0 && is_multiple(problem.x, 16) &&
-         (problem.m == 1 || problem.x_stride % 8 == 0);
+// A matrix that is multiplied by x, as it is stored.
+struct InMatrix {
+  int64_t rows;
+  int64_t row_bytes;
+  int64_t pitch;  // bytes; one row may have any stride
+};
+InMatrix in_matrix(const LoraProblem &problem) {
+  const LoraFactor &in = problem.in;
+  const int64_t bytes = in_bytes(problem), rank = problem.lora.rank;
+  if (problem.gradient) return {problem.cols, rank * bytes, in.stride * bytes};
+  return {rank, problem.cols * bytes, (rank == 1 ? problem.cols : in.rank_stride) * bytes};
+}
+
+bool can_map(const LoraProblem &problem) {
+  constexpr int64_t kMaxPitch = int64_t{1} << 40;  // bytes
+  const InMatrix in = in_matrix(problem);
+  return is_multiple(problem.in.data, 16) && in.row_bytes % 16 == 0 && in.pitch % 16 == 0 &&
+         in.pitch < kMaxPitch && problem.cols % 8 == 0 && has_x_vectors(problem) &&
+         (problem.m == 1 || problem.x_stride * 2 < kMaxPitch);
 }
 
 cudaError_t make_maps(const LoraProblem &problem, int tile_m, LoraPersistentArgs &args) {
@@ -43,13 +59,10 @@ cudaError_t make_maps(const LoraProblem &problem, int tile_m, LoraPersistentArgs
   const cudaError_t error = make_tensor_map({problem.x, problem.m, cols * 2}, x_stride * 2,
                                             kPersistentStep * 2, tile_m, args.x_map);
   if (error != cudaSuccess) return error;
-  const LoraFactor &in = problem.in;
-  const int bytes = in_bytes(problem);
-  if (problem.gradient)
-    return make_tensor_map({in.data, cols, problem.lora.rank * bytes}, in.stride * bytes,
-                           kPersistentRanks * bytes, kPersistentStep, args.in_map);
-  return make_tensor_map({in.data, problem.lora.rank, cols * bytes}, in.rank_stride * bytes, 128,
-                         kPersistentRanks, args.in_map);
+  const InMatrix in = in_matrix(problem);
+  const int box_bytes = problem.gradient ? kPersistentRanks * in_bytes(problem) : 128;
+  return make_tensor_map({problem.in.data, in.rows, in.row_bytes}, in.pitch, box_bytes,
+                         problem.gradient ? kPersistentStep : kPersistentRanks, args.in_map);
 }
 
 }  // namespace
@@ -59,9 +72,9 @@ LoraPlan plan_lora(const Device &device, const LoraProblem &problem) {
   const bool few_rows = problem.m <= kFewRows && !problem.gradient;
   if (kernels_on(device) == nullptr || problem.dtype == NF4_DTYPE_FP32 ||
       problem.lora.rank > kPersistentRanks || few_rows || problem.m > kMaxRows ||
-      ctas * 4 > device.multiprocessors || !has_tensor_maps(problem))
+      ctas * 4 > device.multiprocessors || !can_map(problem))
     return {};
-  return {static_cast<int>(ctas), problem.m <= kRowsOfOneTile};
+  return {static_cast<int>(ctas), problem.m <= kMaxRowsLeaving};
 }
 
 cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem &problem,
@@ -72,8 +85,10 @@ cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem
   LoraPersistentArgs args{};
   args.product = product;
   args.product.product_ctas = ctas;
-  args.product.copy_ctas =
-      static_cast<int>(ceil_divide(args.product.copy_ctas, kCluster) * kCluster);
+  // Each has a multiprocessor to itself, as its shared memory is a product's.
+  const int64_t copy_ctas =
+      std::min(args.product.copy_ctas, target.device.multiprocessors - ctas - kCluster);
+  args.product.copy_ctas = static_cast<int>(ceil_divide(copy_ctas, kCluster) * kCluster);
   args.tiles = static_cast<int>(ceil_divide(problem.m, tile_m));
   if (const cudaError_t error = make_maps(problem, tile_m, args)) return error;
   const bool fp32 = problem.in.is_fp32;

@@ -1,6 +1,6 @@
-// p = x A^T on a few multiprocessors, while the base product has the others: persistent CTAs, each
-// of whose warps has a pipeline of TMA copies that goes on from one tile to the next. A warp has
-// every 8th 64 columns of a tile of x, and all ranks, up to 16.
+// p = x A^T on a few multiprocessors, while the base product has the others. CTAs are persistent;
+// each of their warps has a pipeline of TMA copies that goes on from one tile of x to the next. A
+// warp has every 8th step of 64 columns, and all ranks, up to 16.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -97,17 +97,18 @@ class LoraSteps {
   __device__ __forceinline__ int tile() const { return tile_; }
   __device__ __forceinline__ int column() const { return column_; }
   __device__ __forceinline__ void advance() {
-    column_ += kPersistentWarps * kPersistentStep;
+    column_ += kStride;
     if (column_ < args_.product.cols) return;
     column_ = first_column();
     tile_ += args_.product.product_ctas;
   }
 
- private:
+  static constexpr int kStride = kPersistentWarps * kPersistentStep;
   static __device__ __forceinline__ int first_column() {
     return static_cast<int>(threadIdx.x) / 32 * kPersistentStep;
   }
 
+ private:
   const LoraPersistentArgs &args_;
   int tile_;
   int column_ = first_column();
@@ -209,8 +210,8 @@ __global__ void __launch_bounds__(kLoraProductThreads, 1)
   for (int tile_index = static_cast<int>(blockIdx.x); tile_index < args.tiles;
        tile_index += product.product_ctas) {
     Tile tile;
-    for (int column = static_cast<int>(threadIdx.x) / 32 * kPersistentStep; column < product.cols;
-         column += kPersistentWarps * kPersistentStep) {
+    for (int column = LoraSteps::first_column(); column < product.cols;
+         column += LoraSteps::kStride) {
       multiply_step<T, Box>(pipeline.wait_next(), Pipeline::kSmem.x_bytes, tile);
       __syncwarp();
       pipeline.load_next();

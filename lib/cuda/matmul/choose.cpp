@@ -93,9 +93,9 @@ void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel 
   if (can_share_waves(size, gpu, config)) {
     const int64_t ctas = gpu.multiprocessors;
     plan_shared_waves(size, model, config, ctas, plan);
-    // Without split-K: as many CTAs for each tile, of which there may be fewer then.
+    // Without split-K: the same number of CTAs for each tile, of which fewer have a part then.
     const int64_t of_tile = ctas / plan.tiles();
-    if (size.set == WgmmaSet::kGrad && of_tile > 1) {
+    if (size.set == WgmmaSet::kGrad && of_tile > 1 && k_tiles_of(size) % of_tile == 0) {
       WgmmaPlan even = plan;
       plan_shared_waves(size, model, config, of_tile * plan.tiles(), even);
       if (even.cycles < plan.cycles) plan = even;

@@ -10,6 +10,7 @@
 #include "cuda/lora/kernels.hpp"
 #include "cuda/lora/lora.hpp"
 #include "cuda/matmul/batch.hpp"
+#include "cuda/matmul/beside_lora.hpp"
 #include "cuda/matmul/kernels.hpp"
 #include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/skinny/launch.hpp"
@@ -64,14 +65,6 @@ cudaError_t multiply_lora(const MatmulTarget &, const Int4MatmulProblem &, int) 
   return cudaSuccess;
 }
 
-// What is left of the GPU to a wgmma kernel.
-void leave_to_lora(const Device &device, const MatmulProblem &problem, GpuFacts &gpu) {
-  if (problem.lora.rank == 0) return;
-  const LoraPlan plan = plan_lora(device, LoraProblem(problem));
-  if (plan.leaves_multiprocessors) leave_multiprocessors(plan.persistent_ctas, gpu);
-}
-void leave_to_lora(const Device &, const Int4MatmulProblem &, GpuFacts &) {}
-
 template <class W>
 auto matmul_args(const MatmulProblemOf<W> &problem) {
   const W &weight = problem.weight;
@@ -104,14 +97,15 @@ cudaError_t choose(const MatmulTarget &target, const MatmulProblemOf<W> &given,
   GpuFacts gpu = target.gpu;
   const auto load = [&](GpuFacts &facts) {
     const cudaError_t error = load_wgmma_kernels(target.device, problem.weight, facts);
-    leave_to_lora(target.device, problem, facts);
+    if constexpr (std::is_same_v<W, Weight>) leave_to_lora(target.device, problem, facts);
     return error;
   };
   if (!forced_config) return choose_config(problem, gpu, cost_model(problem.weight), load, choice);
+  if (is_wgmma(*forced_config) && gpu.wgmma)
+    if (const cudaError_t error = load(gpu)) return error;
   choice.config = can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
-  if (!is_wgmma(choice.config)) return cudaSuccess;
-  if (const cudaError_t error = load(gpu)) return error;
-  choice.plan = plan_wgmma(size_of(problem), gpu, cost_model(problem.weight), choice.config);
+  if (is_wgmma(choice.config))
+    choice.plan = plan_wgmma(size_of(problem), gpu, cost_model(problem.weight), choice.config);
   return cudaSuccess;
 }
 

@@ -3,6 +3,7 @@
 
 #include "cuda/backend.hpp"
 #include "cuda/lora/lora.hpp"
+#include "cuda/matmul/beside_lora.hpp"
 #include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/target.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
@@ -51,10 +52,7 @@ cudaError_t choose(const MatmulTarget &target, const GradProblem &problem, Matmu
   if (forced_config && !is_wgmma(*forced_config)) return cudaSuccess;
   if (const cudaError_t error = load_wgmma_kernels(target.device, problem.weight, gpu))
     return error;
-  if (problem.lora.rank > 0) {
-    const LoraPlan plan = plan_lora(target.device, LoraProblem(problem));
-    if (plan.leaves_multiprocessors) leave_multiprocessors(plan.persistent_ctas, gpu);
-  }
+  leave_to_lora(target.device, problem, gpu);
   if (!forced_config) {
     choose_wgmma(problem, gpu, model, choice);
   } else if (wgmma_can_run(problem, gpu, *forced_config)) {

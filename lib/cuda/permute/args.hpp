@@ -11,7 +11,8 @@ constexpr int kPermuteThreads = 256;
 constexpr int kPermuteColumns = 8;  // of a thread at a time: a vector of 16 bytes
 constexpr int kPermuteRowsThreads = 512;
 constexpr int kPermuteVectors = 4;  // of a thread of permute_x_rows, at most
-constexpr int kPermuteStages = 3;   // rows that permute_x_rows has in shared memory
+// Rows that permute_x_rows has in shared memory: 3, or 1 where 3 do not fit.
+constexpr int kPermuteStages[] = {1, 3};
 
 // The columns of a weight in the order of their groups.
 struct SortColumnsArgs {

@@ -7,8 +7,11 @@ namespace nf4::cuda {
 
 template <class Arch>
 PermuteKernels PermuteKernels::make() {
-  return {(const void *)sort_columns<Arch>, (const void *)permute_codes<Arch>,
-          (const void *)permute_x<Arch>, (const void *)permute_x_rows<Arch>};
+  return {(const void *)sort_columns<Arch>,
+          (const void *)permute_codes<Arch>,
+          (const void *)permute_x<Arch>,
+          {(const void *)permute_x_rows<Arch, kPermuteStages[0]>,
+           (const void *)permute_x_rows<Arch, kPermuteStages[1]>}};
 }
 
 template PermuteKernels PermuteKernels::make<NF4_FAMILY>();

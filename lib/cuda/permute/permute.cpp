@@ -13,32 +13,33 @@
 namespace nf4::cuda {
 namespace {
 
-// Of permute_x_rows: two have the threads and, up to 16384 columns, the shared memory of a
-// multiprocessor.
+// Of permute_x_rows: what an H200 does best with.
 constexpr int64_t kRowsCtasPerMultiprocessor = 2;
 
 bool has_whole_vectors(const PermuteXArgs &args) {
   return args.cols <= 1 << 16 && args.cols % kPermuteColumns == 0 &&
-         args.from_stride % kPermuteColumns == 0 && is_multiple(args.from, 16) &&
+         (args.m == 1 || args.from_stride % kPermuteColumns == 0) && is_multiple(args.from, 16) &&
          is_multiple(args.permutation, 16);
 }
 
-int64_t shared_bytes(const PermuteXArgs &args) { return kPermuteStages * args.cols * 2; }
+int64_t shared_bytes(const PermuteXArgs &args, int stages) { return stages * args.cols * 2; }
 
 // permute_x_rows may use more shared memory than the default only after this, once a device.
 cudaError_t allow_shared_memory(const LaunchTarget &target) {
   static ContextFlag known[std::size(kGpuFamilies)];
   ContextFlag &flag = known[target.family - kGpuFamilies];
   if (flag.has(target.device.index)) return cudaSuccess;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernels_of<PermuteKernels>(*target.family).x_rows,
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, target.device.shared_bytes);
-  if (error == cudaSuccess) flag.set(target.device.index);
-  return error;
+  for (const void *kernel : kernels_of<PermuteKernels>(*target.family).x_rows) {
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, target.device.shared_bytes);
+    if (error != cudaSuccess) return error;
+  }
+  flag.set(target.device.index);
+  return cudaSuccess;
 }
 
 // As many parts of a row as occupy the GPU, of a vector a thread or more.
-cudaError_t launch_rows(PermuteXArgs &args, const void *kernel, const LaunchTarget &target) {
+cudaError_t launch_rows(PermuteXArgs &args, const LaunchTarget &target) {
   if (const cudaError_t error = allow_shared_memory(target)) return error;
   const int64_t most_ctas = kRowsCtasPerMultiprocessor * target.device.multiprocessors;
   const int64_t vectors = args.cols / kPermuteColumns;
@@ -48,8 +49,10 @@ cudaError_t launch_rows(PermuteXArgs &args, const void *kernel, const LaunchTarg
   args.parts = static_cast<int>(parts);
   args.part_vectors = static_cast<int>(ceil_divide(vectors, parts));
   args.row_step = std::min(args.m, std::max(most_ctas / parts, int64_t{1}));
-  return launch({kernel, args.row_step * parts, kPermuteRowsThreads, target.family->pdl,
-                 target.stream, static_cast<int>(shared_bytes(args))},
+  const bool ahead = shared_bytes(args, kPermuteStages[1]) <= target.device.shared_bytes;
+  const int64_t bytes = shared_bytes(args, kPermuteStages[ahead]);
+  return launch({kernels_of<PermuteKernels>(*target.family).x_rows[ahead], args.row_step * parts,
+                 kPermuteRowsThreads, target.family->pdl, target.stream, static_cast<int>(bytes)},
                 args);
 }
 
@@ -92,8 +95,9 @@ cudaError_t permute_x(const Int4MatmulProblem &problem, void *to, const LaunchTa
   args.permutation = problem.weight.permutation;
   args.m = problem.m;
   args.cols = problem.weight.cols;
-  if (has_whole_vectors(args) && shared_bytes(args) <= target.device.shared_bytes)
-    return launch_rows(args, kernels.x_rows, target);
+  if (has_whole_vectors(args) &&
+      shared_bytes(args, kPermuteStages[0]) <= target.device.shared_bytes)
+    return launch_rows(args, target);
   args.parts = static_cast<int>(ceil_divide(args.cols, kPermuteThreads * kPermuteColumns));
   return target.launch(kernels.x, args.m * args.parts, kPermuteThreads, args);
 }

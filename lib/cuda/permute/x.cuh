@@ -17,7 +17,21 @@ __device__ __forceinline__ uint32_t pair_of(uint32_t first, uint32_t second) {
   return first | second << 16;
 }
 
-// For any alignment and number of columns: a CTA has a part of a row, a thread a vector of it.
+// Eight columns of a row. `permutation` from the first of them on.
+__device__ __forceinline__ void permute_eight(const uint16_t *row, const int32_t *permutation,
+                                              int64_t count, uint16_t *to, bool aligned) {
+  if (aligned && count >= kPermuteColumns) {
+    uint16_t x[kPermuteColumns];
+#pragma unroll
+    for (int i = 0; i < kPermuteColumns; ++i) x[i] = row[permutation[i]];
+    *reinterpret_cast<uint4 *>(to) = {pair_of(x[0], x[1]), pair_of(x[2], x[3]), pair_of(x[4], x[5]),
+                                      pair_of(x[6], x[7])};
+  } else {
+    for (int i = 0; i < min(count, int64_t{kPermuteColumns}); ++i) to[i] = row[permutation[i]];
+  }
+}
+
+// For any alignment and number of columns, straight from global memory: a CTA has a part of a row.
 // Ordinary loads: the compiler may move __ldg above pdl_wait.
 template <class Arch>
 __global__ void __launch_bounds__(kPermuteThreads)
@@ -26,10 +40,10 @@ __global__ void __launch_bounds__(kPermuteThreads)
   pdl_launch_dependents<Arch>();
   const int64_t m = blockIdx.x / args.parts;
   const int64_t part = blockIdx.x - m * args.parts;
-  const uint16_t *const row = args.from + m * args.from_stride;
-  const int64_t first = (part * kPermuteThreads + threadIdx.x) * kPermuteColumns;
-  for (int64_t k = first; k < min(first + kPermuteColumns, args.cols); ++k)
-    args.to[m * args.cols + k] = row[args.permutation[k]];
+  const int64_t k = (part * kPermuteThreads + threadIdx.x) * kPermuteColumns;
+  if (k < args.cols)
+    permute_eight(args.from + m * args.from_stride, args.permutation + k, args.cols - k,
+                  args.to + m * args.cols + k, args.cols % kPermuteColumns == 0);
 }
 
 // 16 bytes from global to shared memory; asynchronous where the GPU can.
@@ -62,10 +76,10 @@ __device__ __forceinline__ uint32_t gather_pair(const uint16_t *row, uint32_t co
   return pair_of(row[columns & 0xffff], row[columns >> 16]);
 }
 
-// For whole vectors, on 16-byte boundaries. A CTA has a part of the columns of every row_step-th
-// row: it keeps their part of the permutation in registers, and stages rows ahead.
-// Dynamic shared memory: kPermuteStages rows, which are shorter than 2^16 columns.
-template <class Arch>
+// For whole vectors, on 16-byte boundaries, and up to 2^16 columns. A CTA has a part of the columns
+// of every row_step-th row: it keeps their part of the permutation in registers, and stages rows
+// ahead. Dynamic shared memory: Stages rows.
+template <class Arch, int Stages>
 __global__ void __launch_bounds__(kPermuteRowsThreads)
     permute_x_rows(const __grid_constant__ PermuteXArgs args) {
   extern __shared__ uint4 stages[];
@@ -80,7 +94,7 @@ __global__ void __launch_bounds__(kPermuteRowsThreads)
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
 #pragma unroll
-  for (int i = 0; i < kPermuteStages - 1; ++i)
+  for (int i = 0; i < Stages - 1; ++i)
     stage_row<Arch>(args, row + i * args.row_step, stages + i * row_vectors);
   uint4 entries[kPermuteVectors];
 #pragma unroll
@@ -88,10 +102,10 @@ __global__ void __launch_bounds__(kPermuteRowsThreads)
     if (const int vector = first + i * kPermuteRowsThreads; vector < end)
       entries[i] = load_entries(args.permutation + vector * kPermuteColumns);
   for (int stage = 0; row < args.m; row += args.row_step) {
-    if constexpr (Arch::kTensorCores) cp_async_wait<kPermuteStages - 2>();
-    __syncthreads();  // the row is there, and all have read the one before
-    const int free = stage == 0 ? kPermuteStages - 1 : stage - 1;
-    stage_row<Arch>(args, row + (kPermuteStages - 1) * args.row_step, stages + free * row_vectors);
+    const int free = stage == 0 ? Stages - 1 : stage - 1;
+    stage_row<Arch>(args, row + (Stages - 1) * args.row_step, stages + free * row_vectors);
+    if constexpr (Arch::kTensorCores) cp_async_wait<Stages - 1>();
+    __syncthreads();  // the row is there
     const auto *const x = reinterpret_cast<const uint16_t *>(stages + stage * row_vectors);
     auto *const to = reinterpret_cast<uint4 *>(args.to + row * args.cols);
 #pragma unroll
@@ -99,7 +113,8 @@ __global__ void __launch_bounds__(kPermuteRowsThreads)
       if (const int vector = first + i * kPermuteRowsThreads; vector < end)
         to[vector] = {gather_pair(x, entries[i].x), gather_pair(x, entries[i].y),
                       gather_pair(x, entries[i].z), gather_pair(x, entries[i].w)};
-    stage = stage == kPermuteStages - 1 ? 0 : stage + 1;
+    __syncthreads();  // it was read
+    stage = stage == Stages - 1 ? 0 : stage + 1;
   }
 }
 

@@ -1,8 +1,10 @@
 """Do adapters learn the same? The model of examples/python/qlora.py, trained from the same seed by
-PEFT over bitsandbytes' own kernels, the drop-in and NF4Linear: how far their losses are apart."""
+PEFT over bitsandbytes' own kernels, the drop-in, NF4Linear and the same weights dequantized: how
+far their losses are apart."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import tempfile
 from pathlib import Path
@@ -28,13 +30,36 @@ def _example() -> ModuleType:
     return made
 
 
+class _Dequantized(torch.nn.Module):
+    """A Linear4bit's product by torch alone, with its weight in the dtype that it computes in."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        dequantize = importlib.import_module("bitsandbytes.functional").dequantize_4bit
+        dense = dequantize(layer.weight.data, layer.weight.quant_state)
+        self.register_buffer("dense", dense.to(layer.compute_dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x.to(self.dense.dtype), self.dense).to(x.dtype)
+
+
+def _dequantize_bases(model: torch.nn.Module) -> None:
+    linear = importlib.import_module("bitsandbytes.nn").Linear4bit
+    for adapted in list(model.modules()):
+        if isinstance(getattr(adapted, "base_layer", None), linear):
+            adapted.base_layer = _Dequantized(adapted.base_layer)
+
+
 def _losses(example: ModuleType, form: str, dtype: torch.dtype, steps: int) -> torch.Tensor:
     torch.manual_seed(0)
     with models_forms.kernels_of(form), tempfile.TemporaryDirectory() as folder:
         base = example.base_model(folder, dtype)
         if form == "libnf4":
             nf4.torch.convert(base)
-        return torch.tensor(example.train(example.adapted(base).train(), steps))
+        model = example.adapted(base)
+        if form == "dense":
+            _dequantize_bases(model)
+        return torch.tensor(example.train(model.train(), steps))
 
 
 def rows() -> list[dict[str, Any]]:
@@ -43,7 +68,7 @@ def rows() -> list[dict[str, Any]]:
     example, found = _example(), []
     for name, dtype in {"fp32": torch.float32, "bf16": DTYPES["bf16"]}.items():
         expected = _losses(example, "bitsandbytes", dtype, STEPS)
-        for form in ("libnf4", DROP_IN):
+        for form in ("libnf4", DROP_IN, "dense"):
             losses = _losses(example, form, dtype, STEPS)
             means, others = (each.view(-1, AVERAGED).mean(1) for each in (losses, expected))
             found.append(

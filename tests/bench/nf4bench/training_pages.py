@@ -21,7 +21,8 @@ def _convergence(found: Row) -> list[str]:
     return [
         "## Convergence",
         "Losses of the model of examples/python/qlora.py beside those of PEFT over bitsandbytes' "
-        "own kernels, from the same seed.",
+        "own kernels, from the same seed. dense is PEFT over the dequantized weights: what a "
+        "rounding of another order of sums does.",
         training_tables.CONVERGENCE.markdown(found["convergence"]),
     ]
 
