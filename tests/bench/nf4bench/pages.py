@@ -85,7 +85,8 @@ def _readme_row(name: str, row: Row) -> dict:
             "speed": tables.NOTHING,
         }  # fmt: skip
     if name == "experts":
-        work = f"{row['model']}, experts of a layer, {row['tokens']} {'token' if row['tokens'] == 1 else 'tokens'}"
+        tokens = "token" if row["tokens"] == 1 else "tokens"
+        work = f"{row['model']}, experts of a layer, {row['tokens']} {tokens}"
         speed = f"{row['gb_per_s']:.0f} GB/s of 4-bit weights"
         return made | {
             "work": work, "shape": tables.NOTHING, "us": f"{row['us']:.1f}", "speed": speed,
