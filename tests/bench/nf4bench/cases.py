@@ -30,6 +30,7 @@ CONSUMED: tuple[Shape, ...] = (
 
 INT4 = ("gptq", "gptq_v2", "awq", "compressed-tensors")
 ACT_ORDER, REORDERED = "act order", "reordered"
+PUBLIC_CALL = "public call"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import nf4
 import torch
 
 from nf4bench import matmul, matmul_peers, peers, rows
-from nf4bench.cases import ACT_ORDER, REORDERED, Case
+from nf4bench.cases import ACT_ORDER, PUBLIC_CALL, REORDERED, Case
 from nf4bench.int4_cases import LAYOUTS, TRITON_M, Cases, case
 from nf4bench.matmul_cases import ERROR_CLASSES
 from nf4bench.matmul_peers import Multiply, Peer
@@ -22,6 +22,7 @@ from nf4bench.weights import Weight, weight_of
 OTHERS: dict[str, dict[str, Any]] = {
     "awq": {"format": "awq"},
     "compressed-tensors": {"format": "compressed-tensors"},
+    PUBLIC_CALL: {},
     ACT_ORDER: {"placement": ACT_ORDER},
     REORDERED: {"placement": REORDERED},
     "nf4": {"format": "nf4", "blocksize": 64},

@@ -300,7 +300,8 @@ def int4(figures: Row, changed: Collection[str] = ()) -> str:
         "in groups of 128 columns, AWQ with zero points, the others symmetric, scales of the dtype "
         "of x. Ours is GPTQ's layout. The other layouts, act order (g_idx at random; reordered: "
         "after nf4.reorder) and NF4 (flat, nested) are weights of the same shape in the public "
-        "call. The Triton kernels are written for the comparison.",
+        "call, which launches with PDL; so is GPTQ's own in the column of that name. The Triton "
+        "kernels are written for the comparison.",
         *versions(described, {
             "dense": "dense is torch {}'s linear (cuBLAS) with the dequantized weight",
             "humming": "Humming {} multiplies rearranged bytes",

@@ -25,7 +25,8 @@ NAMES = {
     "bitsandbytes": "bitsandbytes", "unsloth": "Unsloth", "torch": "torch", "triton": "Triton",
     "dense": "dense", "tinygemm": "int4", "humming": "Humming", "split-K": "split-K Triton",
     "AutoGPTQ": "AutoGPTQ's Triton", "awq": "AWQ", "compressed-tensors": "compressed-tensors",
-    "act order": "act order", "reordered": "reordered", "nf4": "NF4", "nf4 nested": "NF4 nested",
+    "public call": "public call", "act order": "act order", "reordered": "reordered",
+    "nf4": "NF4", "nf4 nested": "NF4 nested",
     "gptq": "GPTQ", "gptq_v2": "GPTQ v2", "dequantize + dense": "dequantize + dense",
     "grouped-nf4-gemm": "grouped-nf4-gemm",
 }  # fmt: skip
