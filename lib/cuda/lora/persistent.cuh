@@ -126,13 +126,15 @@ class LoraPipeline {
     stages_ = shared + warp * kSmem.stages * kSmem.stage_bytes;
     barriers_ = reinterpret_cast<uint64_t *>(shared + kSmem.barriers) + warp * kSmem.stages;
   }
-  __device__ __forceinline__ void init() {
-    if (threadIdx.x % 32 == 0) {
+  // All of the CTA's, by all of its threads. Synccheck counts mbarrier.init instructions.
+  static __device__ __forceinline__ void init(uint8_t *shared) {
+    if (threadIdx.x == 0) {
+      auto *const barriers = reinterpret_cast<uint64_t *>(shared + kSmem.barriers);
 #pragma unroll
-      for (int i = 0; i < kSmem.stages; ++i) mbarrier_init(barriers_ + i);
+      for (int i = 0; i < kPersistentWarps * kSmem.stages; ++i) mbarrier_init(barriers + i);
       fence_mbarrier_init();
     }
-    __syncwarp();
+    __syncthreads();
   }
   // Issues the copies of the next step, if there is one, into the stage that was read first. All
   // lanes call it, after they have read it.
@@ -200,8 +202,8 @@ __global__ void __launch_bounds__(kLoraProductThreads, 1)
     return copy_out<T, F>(product, copy_cta);
   }
   auto *const partials = reinterpret_cast<float *>(shared + Pipeline::kSmem.sums);
+  Pipeline::init(shared);
   Pipeline pipeline(args, shared);
-  pipeline.init();
   pdl_wait<Arch>();
   // Not before: the dependent waits for this kernel only where it reads what this one writes.
   pdl_launch_dependents<Arch>();
