@@ -62,15 +62,21 @@ def _losses(example: ModuleType, form: str, dtype: torch.dtype, steps: int) -> t
         return torch.tensor(example.train(model.train(), steps))
 
 
+def _means(losses: torch.Tensor) -> torch.Tensor:
+    return losses.view(-1, AVERAGED).mean(1)
+
+
 def rows() -> list[dict[str, Any]]:
     """Of each form beside bitsandbytes: the largest difference of a step's loss, of the mean of
-    ten steps, and both last means."""
-    example, found = _example(), []
+    ten steps, and both last means; and how far the means of both are from bitsandbytes' in
+    fp32."""
+    example, found, exact = _example(), [], None
     for name, dtype in {"fp32": torch.float32, "bf16": DTYPES["bf16"]}.items():
         expected = _losses(example, "bitsandbytes", dtype, STEPS)
+        exact = _means(expected) if exact is None else exact
         for form in ("libnf4", DROP_IN, "dense"):
             losses = _losses(example, form, dtype, STEPS)
-            means, others = (each.view(-1, AVERAGED).mean(1) for each in (losses, expected))
+            means, others = _means(losses), _means(expected)
             found.append(
                 {
                     "form": form,
@@ -78,6 +84,8 @@ def rows() -> list[dict[str, Any]]:
                     "steps": STEPS,
                     "largest": (losses - expected).abs().max().item(),
                     "largest_mean": (means - others).abs().max().item(),
+                    "from_fp32": (means - exact).abs().max().item(),
+                    "bitsandbytes_from_fp32": (others - exact).abs().max().item(),
                     "last": means[-1].item(),
                     "last_bitsandbytes": others[-1].item(),
                 }

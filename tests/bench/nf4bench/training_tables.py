@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nf4bench.models_cases import FORMS
-from nf4bench.table import NOTHING, Cell, Column, Filled, Row, Table, number, text
+from nf4bench.table import NOTHING, Cell, Column, Filled, Row, Table, number, optional, text
 
 
 def _over(row: Row, name: str, other: str) -> str:
@@ -52,7 +52,10 @@ LAYER = Table(
 CONVERGENCE = Table(
     text("layer", "{form}"), text("computes in", "{dtype}"), number("steps", "{steps}"),
     number("largest difference of a loss", "{largest:.1e}"),
-    number("of a mean of 10", "{largest_mean:.1e}"), number("last mean", "{last:.4f}"),
+    number("of a mean of 10", "{largest_mean:.1e}"),
+    number("from fp32's", optional("from_fp32", lambda each: f"{each:.1e}")),
+    number("bitsandbytes' from them", optional("bitsandbytes_from_fp32", lambda each: f"{each:.1e}")),
+    number("last mean", "{last:.4f}"),
     number("bitsandbytes'", "{last_bitsandbytes:.4f}"),
 )  # fmt: skip
 

@@ -77,7 +77,7 @@ def test_losses_beside_bitsandbytes(figures) -> None:
     """Which multiplies in bf16 on some CPUs, whatever it is asked for."""
     rows = figures[0]["convergence"]
     assert [(row["form"], row["dtype"]) for row in rows] == [
-        (form, dtype) for dtype in ("fp32", "bf16") for form in ("libnf4", "drop-in")
+        (form, dtype) for dtype in ("fp32", "bf16") for form in ("libnf4", "drop-in", "dense")
     ]
     for row in rows:
         assert row["largest_mean"] <= row["largest"] < 0.05 < row["last"] < 5
