@@ -53,8 +53,8 @@ CONVERGENCE = Table(
     text("layer", "{form}"), text("computes in", "{dtype}"), number("steps", "{steps}"),
     number("largest difference of a loss", "{largest:.1e}"),
     number("of a mean of 10", "{largest_mean:.1e}"),
-    number("from fp32's", optional("from_fp32", lambda each: f"{each:.1e}")),
-    number("bitsandbytes' from them", optional("bitsandbytes_from_fp32", lambda each: f"{each:.1e}")),
+    number("from fp32's", optional("from_fp32", "{:.1e}".format)),
+    number("bitsandbytes' from them", optional("bitsandbytes_from_fp32", "{:.1e}".format)),
     number("last mean", "{last:.4f}"),
     number("bitsandbytes'", "{last_bitsandbytes:.4f}"),
 )  # fmt: skip
