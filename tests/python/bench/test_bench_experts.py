@@ -89,5 +89,5 @@ def test_readme_has_rows_of_it() -> None:
     made = pages._readme_row(
         "experts", {**wanted[0], "us": 50.04, "gb_per_s": 1234.4, "peers": peers}
     )
-    assert made["work"] == "Qwen3-30B-A3B, experts of a layer, 1 tokens"
+    assert made["work"] == "Qwen3-30B-A3B, experts of a layer, 1 token"
     assert (made["us"], made["bitsandbytes"], made["dense"]) == ("50.0", NOTHING, "2.50x")

@@ -36,7 +36,7 @@ def run(page: str, which: slice, **names: Any) -> dict[str, Any]:
 def test_every_block_is_python():
     """Those that need a GPU's packages and a model at hand are not run."""
     counts = {
-        "README.md": 2,
+        "README.md": 3,
         "docs/cli.md": 1,
         "docs/experts.md": 6,
         "docs/python.md": 5,
@@ -50,7 +50,7 @@ def test_every_block_is_python():
 
 
 @pytest.mark.parametrize(
-    "page, which", [("README.md", slice(1, 2)), ("docs/python.md", slice(0, 1))]
+    "page, which", [("README.md", slice(2, 3)), ("docs/python.md", slice(0, 1))]
 )
 def test_on_numpy_arrays(page, which, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -110,10 +110,10 @@ def test_layers_of_readme(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     small_llama().save_pretrained("model")
-    made = run("README.md", slice(0, 1), linear=torch.nn.Linear(64, 24))
+    made = run("README.md", slice(0, 2), linear=torch.nn.Linear(64, 24))
     changed = made["model"].model.layers[0].mlp.up_proj
     assert all(type(each) is made["nf4"].torch.NF4Linear for each in (changed, made["layer"]))
-    assert (tmp_path / "model-nf4" / "model.safetensors").exists()
+    assert (tmp_path / "model-4bit" / "model.safetensors").exists()
 
 
 @pytest.mark.interop
