@@ -122,6 +122,29 @@ struct Lora {
   void *product;  // [m][rank], in the problem's dtype; NULL on a GPU: not wanted
 };
 
+// One gradient of an adapter's: element (r, c) is the scaled sum over m of left[m][r] right[m][c].
+struct LoraGrad {
+  const void *left;   // q for dA, p for dB: [m][rank]
+  const void *right;  // x for dA, dY for dB: [m][columns]
+  int64_t right_stride;
+  int64_t columns;  // 0: not wanted
+  void *out;
+  int64_t out_stride;
+};
+
+struct LoraGradProblem {
+  nf4_dtype dtype;
+  nf4_dtype grad_dtype;  // of the outputs: dtype, or fp32
+  int rank;
+  float scale;
+  int64_t m;
+  LoraGrad a;  // out is [rank][columns]
+  LoraGrad b;  // out is [columns][rank]
+  Operands operands;
+
+  bool empty() const { return a.columns == 0 && b.columns == 0; }
+};
+
 // Integer weights have no adapters.
 template <class W>
 struct Adapter {

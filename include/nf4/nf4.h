@@ -367,6 +367,51 @@ NF4_API nf4_status nf4_matmul_grad_launch(const nf4_tensor *weight, const nf4_ma
 NF4_API nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
                                        int32_t threads);
 
+/* ---- Gradients of an adapter ---------------------------------------------- */
+
+/* For y = x (W + scale B A)^T, of which dy is the gradient:
+ *   da = scale q^T x, [rank, cols], for q = dy B
+ *   db = scale dy^T p, [rows, rank], for p = x A^T
+ * p and q are the products that nf4_matmul_* and nf4_matmul_grad_* write with a lora. Matrices
+ * are row-major; a stride is the distance from one row to the next, in elements. */
+typedef struct nf4_lora_grad_args {
+  size_t struct_size;         /* sizeof(nf4_lora_grad_args) */
+  nf4_dtype dtype;            /* of x, dy, p and q */
+  nf4_dtype grad_dtype;       /* of da and db: dtype, or fp32 */
+  int32_t rank;               /* 1..128 */
+  float scale;                /* finite */
+  int64_t m;                  /* >= 0 */
+  int64_t rows;               /* >= 0 */
+  int64_t cols;               /* >= 0 */
+  const void *x;              /* [m, cols] */
+  int64_t x_stride;           /* >= cols */
+  const void *dy;             /* [m, rows] */
+  int64_t dy_stride;          /* >= rows */
+  const void *p;              /* [m, rank], contiguous */
+  const void *q;              /* [m, rank], contiguous */
+  void *da;                   /* or NULL: not wanted; x and q are not read then */
+  int64_t da_stride;          /* >= cols */
+  void *db;                   /* or NULL: not wanted; dy and p are not read then */
+  int64_t db_stride;          /* >= rank */
+} nf4_lora_grad_args;
+
+/* Each element is summed in binary32, multiplied by the scale and rounded once. The order of the
+ * sum is unspecified, so bits differ between the GPU and the CPU, between machines, shapes and
+ * versions, but not from call to call. Elements that are not finite affect their own column of
+ * x or dy, or rank of p or q. What lies between rows is not written. If m is 0, da and db are 0,
+ * and no other pointer is read. A gradient without elements is not touched, as if it were not
+ * wanted.
+ *
+ * INVALID_ARGUMENT: the struct_size, a dtype, the rank, the scale, m, rows, cols or a stride is
+ * out of range, or one of m, rows and cols times the stride of a matrix with so many rows is more
+ * than 2^60; a pointer that is to be read is NULL or misaligned; da and db, between their first and last elements,
+ * overlap each other or what is read. Strides and pointers of a gradient that is not wanted are
+ * not looked at. */
+NF4_API nf4_status nf4_lora_grad_launch(const nf4_lora_grad_args *args, nf4_stream stream);
+
+/* The same on host memory; threads as in nf4_dequant_cpu, and their number changes no bit. */
+NF4_API nf4_status nf4_lora_grad_cpu(const nf4_lora_grad_args *args, int32_t threads);
+
 /* ---- Matmul of several weights -------------------------------------------- */
 
 /* The most matmuls of one call. */

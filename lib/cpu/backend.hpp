@@ -65,6 +65,7 @@ void reorder(const Int4ReorderProblem &problem, int threads);
 void matmul(const MatmulProblem *problems, int count, int threads);
 void matmul(const Int4MatmulProblem *problems, int count, int threads);
 void matmul_grad(const MatmulProblem &problem, int threads);
+void lora_grad(const LoraGradProblem &problem, int threads);
 // Of experts, or their gradient.
 void matmul_grouped(const GroupedProblem &problem, int threads);
 void matmul_grouped(const Int4GroupedProblem &problem, int threads);

@@ -22,6 +22,9 @@ int64_t matmul_workspace_bytes(const MatmulBatch &batch);
 nf4_status matmul_grad(const MatmulProblem &problem, nf4_stream stream);
 int64_t matmul_grad_workspace_bytes(const MatmulProblem &problem);
 
+// Not empty.
+nf4_status lora_grad(const LoraGradProblem &problem, nf4_stream stream);
+
 // Products of experts. The host reads none of ends, x_index and row_scale.
 nf4_status matmul_grouped(const GroupedProblem &problem, nf4_stream stream);
 int64_t matmul_grouped_workspace_bytes(const GroupedProblem &problem);

@@ -13,6 +13,7 @@ nf4_status dequant(const DequantProblem &, nf4_stream) { return no_cuda(); }
 nf4_status quantize(const QuantizeProblem &, nf4_stream) { return no_cuda(); }
 nf4_status matmul(const MatmulProblem *, int, nf4_stream) { return no_cuda(); }
 nf4_status matmul_grad(const MatmulProblem &, nf4_stream) { return no_cuda(); }
+nf4_status lora_grad(const LoraGradProblem &, nf4_stream) { return no_cuda(); }
 nf4_status matmul_grouped(const GroupedProblem &, nf4_stream) { return no_cuda(); }
 nf4_status matmul_grouped_grad(const GroupedProblem &, nf4_stream) { return no_cuda(); }
 nf4_status matmul_grouped(const Int4GroupedProblem &, nf4_stream) { return no_cuda(); }
