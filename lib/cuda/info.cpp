@@ -4,6 +4,7 @@
 #include "cuda/backend.hpp"
 #include "cuda/dequant/int4_kernels.hpp"
 #include "cuda/dequant/kernels.hpp"
+#include "cuda/lora/grad_kernels.hpp"
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul_grad/matmul_grad.hpp"
 #include "cuda/matmul_grouped/matmul_grouped.hpp"
@@ -26,6 +27,7 @@ cudaError_t load_all_kernels(const Device &device, const GpuFamily &family) {
   if (error == cudaSuccess) error = load_kernels(kernels_of<Int4DequantKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<Int4QuantizeKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<PermuteKernels>(family));
+  if (error == cudaSuccess) error = load_kernels(kernels_of<LoraGradKernels>(family));
   if (error == cudaSuccess) error = load_matmul_kernels(family, device);
   if (error == cudaSuccess) error = load_matmul_grad_kernels(family, device);
   if (error == cudaSuccess) error = load_matmul_grouped_kernels(family, device);

@@ -52,8 +52,8 @@ MAY_INCLUDE = {
     "cuda/matmul/mma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/mma"},
     "cuda/matmul/wgmma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/wgmma"},
     "cuda/info.cpp": _OPERATION
-    | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/matmul", "cuda/matmul_grad"}
-    | {"cuda/matmul_grouped"},
+    | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/lora"}
+    | {"cuda/matmul", "cuda/matmul_grad", "cuda/matmul_grouped"},
     "api": {"api", "cpu/backend.hpp", "cuda", "core", "shared", "header"},
 }
 # What is compiled for one instruction set: a function that it shared with other files might be

@@ -6,6 +6,7 @@
 #include "cuda/lora/vectors.hpp"
 #include "cuda/runtime/families.hpp"
 #include "cuda/runtime/launch.hpp"
+#include "cuda/runtime/shared_memory.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -99,19 +100,10 @@ cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem
                 args);
 }
 
-// They may use more shared memory than the default only after this, once a device.
 cudaError_t load_persistent_lora(const Device &device) {
-  static ContextFlag loaded;
+  static ContextFlag known;
   const LoraPersistentKernels *const kernels = kernels_on(device);
-  if (kernels == nullptr || loaded.has(device.index)) return cudaSuccess;
-  const auto *const list = reinterpret_cast<const void *const *>(kernels);
-  for (size_t i = 0; i < sizeof *kernels / sizeof *list; ++i) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        list[i], cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
-    if (error != cudaSuccess) return error;
-  }
-  loaded.set(device.index);
-  return cudaSuccess;
+  return kernels == nullptr ? cudaSuccess : allow_shared_memory(device, *kernels, known);
 }
 
 }  // namespace nf4::cuda

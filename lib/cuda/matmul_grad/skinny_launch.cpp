@@ -7,23 +7,14 @@
 #include "cuda/matmul/skinny/strip_plan.hpp"
 #include "cuda/matmul_grad/kernels.hpp"
 #include "cuda/matmul_grad/skinny_args.hpp"
+#include "cuda/runtime/shared_memory.hpp"
 
 namespace nf4::cuda {
 
 cudaError_t allow_grad_skinny(const GpuFamily &family, const Device &device) {
   static ContextFlag known[std::size(kGpuFamilies)];
-  ContextFlag &flag = known[&family - kGpuFamilies];
-  if (flag.has(device.index)) return cudaSuccess;
-  for (const auto &of_dtype : kernels_of<GradKernels>(family).skinny)
-    for (const auto &of_scales : of_dtype)
-      for (const void *const kernel : of_scales) {
-        if (kernel == nullptr) continue;
-        const cudaError_t error = cudaFuncSetAttribute(
-            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
-        if (error != cudaSuccess) return error;
-      }
-  flag.set(device.index);
-  return cudaSuccess;
+  return allow_shared_memory(device, kernels_of<GradKernels>(family).skinny,
+                             known[&family - kGpuFamilies]);
 }
 
 // Strips are whole, two blocks share a nested block, and numbers of blocks have 31 bits.

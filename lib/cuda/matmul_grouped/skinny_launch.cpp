@@ -6,6 +6,7 @@
 #include "cuda/matmul/skinny/plan_work.hpp"
 #include "cuda/matmul_grouped/kernels.hpp"
 #include "cuda/matmul_grouped/launch.hpp"
+#include "cuda/runtime/shared_memory.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -43,24 +44,12 @@ int plan_groups(Args &args, const Plan &plan) {
 }  // namespace
 
 cudaError_t allow_grouped_skinny(const GpuFamily &family, const Device &device) {
-  static ContextFlag known[std::size(kGpuFamilies)];
-  ContextFlag &flag = known[&family - kGpuFamilies];
-  if (flag.has(device.index)) return cudaSuccess;
-  const auto allow = [&](const auto &of_dtypes) {
-    for (const auto &of_dtype : of_dtypes)
-      for (const auto &of_weight : of_dtype)
-        for (const void *kernel : of_weight) {
-          if (kernel == nullptr) continue;
-          const cudaError_t error = cudaFuncSetAttribute(
-              kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_bytes);
-          if (error != cudaSuccess) return error;
-        }
-    return cudaSuccess;
-  };
-  cudaError_t error = allow(kernels_of<GroupedKernels>(family).skinny);
-  if (error == cudaSuccess) error = allow(kernels_of<GroupedKernels>(family).int4_skinny);
-  if (error == cudaSuccess) flag.set(device.index);
-  return error;
+  static ContextFlag known[2][std::size(kGpuFamilies)];
+  const auto index = &family - kGpuFamilies;
+  const GroupedKernels &kernels = kernels_of<GroupedKernels>(family);
+  const cudaError_t error = allow_shared_memory(device, kernels.skinny, known[0][index]);
+  return error != cudaSuccess ? error
+                              : allow_shared_memory(device, kernels.int4_skinny, known[1][index]);
 }
 
 cudaError_t launch_grouped_skinny(const MatmulTarget &target, const GroupedProblem &problem,

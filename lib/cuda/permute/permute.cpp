@@ -8,6 +8,7 @@
 #include "cuda/backend.hpp"
 #include "cuda/permute/args.hpp"
 #include "cuda/permute/kernels.hpp"
+#include "cuda/runtime/shared_memory.hpp"
 #include "cuda/runtime/target.hpp"
 
 namespace nf4::cuda {
@@ -24,23 +25,13 @@ bool has_whole_vectors(const PermuteXArgs &args) {
 
 int64_t shared_bytes(const PermuteXArgs &args, int stages) { return stages * args.cols * 2; }
 
-// permute_x_rows may use more shared memory than the default only after this, once a device.
-cudaError_t allow_shared_memory(const LaunchTarget &target) {
-  static ContextFlag known[std::size(kGpuFamilies)];
-  ContextFlag &flag = known[target.family - kGpuFamilies];
-  if (flag.has(target.device.index)) return cudaSuccess;
-  for (const void *kernel : kernels_of<PermuteKernels>(*target.family).x_rows) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, target.device.shared_bytes);
-    if (error != cudaSuccess) return error;
-  }
-  flag.set(target.device.index);
-  return cudaSuccess;
-}
-
 // As many parts of a row as occupy the GPU, of a vector a thread or more.
 cudaError_t launch_rows(PermuteXArgs &args, const LaunchTarget &target) {
-  if (const cudaError_t error = allow_shared_memory(target)) return error;
+  static ContextFlag known[std::size(kGpuFamilies)];
+  const auto &kernels = kernels_of<PermuteKernels>(*target.family).x_rows;
+  const cudaError_t error =
+      allow_shared_memory(target.device, kernels, known[target.family - kGpuFamilies]);
+  if (error != cudaSuccess) return error;
   const int64_t most_ctas = kRowsCtasPerMultiprocessor * target.device.multiprocessors;
   const int64_t vectors = args.cols / kPermuteColumns;
   const int64_t least_parts = ceil_divide(vectors, kPermuteRowsThreads * kPermuteVectors);
@@ -51,8 +42,8 @@ cudaError_t launch_rows(PermuteXArgs &args, const LaunchTarget &target) {
   args.row_step = std::min(args.m, std::max(most_ctas / parts, int64_t{1}));
   const bool ahead = shared_bytes(args, kPermuteStages[1]) <= target.device.shared_bytes;
   const int64_t bytes = shared_bytes(args, kPermuteStages[ahead]);
-  return launch({kernels_of<PermuteKernels>(*target.family).x_rows[ahead], args.row_step * parts,
-                 kPermuteRowsThreads, target.family->pdl, target.stream, static_cast<int>(bytes)},
+  return launch({kernels[ahead], args.row_step * parts, kPermuteRowsThreads, target.family->pdl,
+                 target.stream, static_cast<int>(bytes)},
                 args);
 }
 
