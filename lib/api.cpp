@@ -106,6 +106,20 @@ nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmul_args *
   return nf4::matmul_cpu<nf4::Weight>(weight, args, threads, true);
 }
 
+nf4_status nf4_lora_grad_launch(const nf4_lora_grad_args *args, nf4_stream stream) {
+  nf4::LoraGradProblem problem;
+  if (const nf4_status status = nf4::validate_lora_grad(args, problem)) return status;
+  return problem.empty() ? NF4_STATUS_OK : nf4::cuda::lora_grad(problem, stream);
+}
+
+nf4_status nf4_lora_grad_cpu(const nf4_lora_grad_args *args, int32_t threads) {
+  nf4::LoraGradProblem problem;
+  if (const nf4_status status = nf4::validate_lora_grad(args, problem)) return status;
+  if (const nf4_status status = nf4::validate_threads(threads)) return status;
+  nf4::cpu::lora_grad(problem, threads);
+  return NF4_STATUS_OK;
+}
+
 nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
                                            const nf4_matmul_args *args, size_t count,
                                            size_t *bytes) {

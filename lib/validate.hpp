@@ -65,6 +65,8 @@ nf4_status validate_grouped_operands(const Tensor *tensor, const nf4_grouped_arg
                                      void *workspace, int64_t workspace_bytes,
                                      GroupedProblemOf<W> &problem);
 
+nf4_status validate_lora_grad(const nf4_lora_grad_args *args, LoraGradProblem &problem);
+
 // Refuses what GPUs do not multiply: fp32 of integer weights, or of more than kFp32RowsOfX rows of
 // x.
 template <class W>

@@ -397,16 +397,17 @@ typedef struct nf4_lora_grad_args {
 
 /* Each element is summed in binary32, multiplied by the scale and rounded once. The order of the
  * sum is unspecified, so bits differ between the GPU and the CPU, between machines, shapes and
- * versions, but not from call to call. Elements that are not finite affect their own column of
- * x or dy, or rank of p or q. What lies between rows is not written. If m is 0, da and db are 0,
- * and no other pointer is read. A gradient without elements is not touched, as if it were not
- * wanted.
+ * versions, but not from call to call. bf16 by AVX512-BF16 instructions flushes subnormals, as in
+ * nf4_matmul_cpu. An element that is not finite affects its own column of x or dy, or rank of p or
+ * q, alone. What lies between the rows of da and db is not written. If m is 0, da and db are 0,
+ * and no other pointer is read. A gradient without elements (cols or rows is 0) is as one that is
+ * not wanted: the strides and pointers that it alone needs are not looked at.
  *
- * INVALID_ARGUMENT: the struct_size, a dtype, the rank, the scale, m, rows, cols or a stride is
- * out of range, or one of m, rows and cols times the stride of a matrix with so many rows is more
- * than 2^60; a pointer that is to be read is NULL or misaligned; da and db, between their first and last elements,
- * overlap each other or what is read. Strides and pointers of a gradient that is not wanted are
- * not looked at. */
+ * INVALID_ARGUMENT: args is NULL; the struct_size, a dtype, the rank, the scale, m, rows, cols or
+ * a stride is out of range; a stride, or the rank of p and q, times the number of rows of its
+ * matrix is more than 2^60; a pointer that is needed is NULL or misaligned; da or db, between its
+ * first and its last element, overlaps the other or what is read; and as for nf4_dequant_launch,
+ * if memory or the stream is of the wrong device. */
 NF4_API nf4_status nf4_lora_grad_launch(const nf4_lora_grad_args *args, nf4_stream stream);
 
 /* The same on host memory; threads as in nf4_dequant_cpu, and their number changes no bit. */

@@ -64,6 +64,7 @@ constexpr Variant kVariants[] = {
      matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
      matmul_grad_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
      lora_product_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
+     lora_grad_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
      {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Dequant, kAvx512Quantize>,
       int4_matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>}},
 #endif
@@ -77,6 +78,7 @@ constexpr Variant kVariants[] = {
      matmul_with<kAvx512Dequant, kAvx512Matmul>,
      matmul_grad_with<kAvx512Dequant, kAvx512Matmul>,
      lora_product_with<kAvx512Dequant, kAvx512Matmul>,
+     lora_grad_with<kAvx512Dequant, kAvx512Matmul>,
      {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Dequant, kAvx512Quantize>,
       int4_matmul_with<kAvx512Dequant, kAvx512Matmul>}},
 #endif
@@ -90,6 +92,7 @@ constexpr Variant kVariants[] = {
      matmul_with<kAvx2Dequant, kAvx2Matmul>,
      matmul_grad_with<kAvx2Dequant, kAvx2Matmul>,
      lora_product_with<kAvx2Dequant, kAvx2Matmul>,
+     lora_grad_with<kAvx2Dequant, kAvx2Matmul>,
      {int4_dequant_with<kAvx2Dequant>, int4_quantize_with<kAvx2Dequant, kAvx2Quantize>,
       int4_matmul_with<kAvx2Dequant, kAvx2Matmul>}},
 #endif
@@ -103,6 +106,7 @@ constexpr Variant kVariants[] = {
      matmul_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>,
      matmul_grad_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>,
      lora_product_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>,
+     lora_grad_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>,
      {int4_dequant_with<kNeonDequant>, int4_quantize_with<kNeonDequant, kNeonQuantize>,
       int4_matmul_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>}},
 #endif
@@ -116,6 +120,7 @@ constexpr Variant kVariants[] = {
      matmul_with<kNeonDequant, kNeonMatmul>,
      matmul_grad_with<kNeonDequant, kNeonMatmul>,
      lora_product_with<kNeonDequant, kNeonMatmul>,
+     lora_grad_with<kNeonDequant, kNeonMatmul>,
      {int4_dequant_with<kNeonDequant>, int4_quantize_with<kNeonDequant, kNeonQuantize>,
       int4_matmul_with<kNeonDequant, kNeonMatmul>}},
 #endif
@@ -128,6 +133,7 @@ constexpr Variant kVariants[] = {
      matmul_reference,
      matmul_grad_reference,
      lora_product_reference,
+     lora_grad_reference,
      {int4_dequant_reference, int4_quantize_reference, int4_matmul_reference}},
 };
 
@@ -217,6 +223,20 @@ void matmul_grad(const MatmulProblem &problem, int threads) {
                  variant.matmul_grad(problem,
                                      {begin * kUnit, std::min(problem.weight.cols, end * kUnit)});
                });
+}
+
+void lora_grad(const LoraGradProblem &problem, int threads) {
+  const CallEnvironment environment;
+  const Variant &variant = variant_in_use();
+  constexpr int64_t kUnit = 256;
+  const int64_t products_of_unit = std::max<int64_t>(1, problem.m) * problem.rank * kUnit;
+  for (const LoraGradPart &part : {LoraGradPart{problem, problem.a, problem.a.out_stride, 1},
+                                   LoraGradPart{problem, problem.b, 1, problem.b.out_stride}})
+    parallel_for(ceil_divide(part.of.columns, kUnit),
+                 std::max<int64_t>(1, kProductsPerThread / products_of_unit), threads,
+                 [&](int64_t begin, int64_t end) {
+                   variant.lora_grad(part, {begin * kUnit, std::min(part.of.columns, end * kUnit)});
+                 });
 }
 
 // Calls run(rows) on parts of a weight's rows that begin at a multiple of 64: a line of words.

@@ -1,6 +1,7 @@
 // The CPU backend: what api.cpp calls, and the variant list.
 #pragma once
 
+#include "cpu/lora_grad.hpp"
 #include "cpu/ranges.hpp"
 #include "problem.hpp"
 
@@ -36,6 +37,8 @@ struct Variant {
   void (*matmul_grad)(const MatmulProblem &problem, RowRange k);
   // Writes rows of the adapter's product, x A^T or dy B, which the functions above read.
   void (*lora_product)(const MatmulProblem &problem, RowRange m);
+  // Columns of a gradient of an adapter's matrix.
+  void (*lora_grad)(const LoraGradPart &part, RowRange columns);
   Int4Functions int4;
 };
 

@@ -162,6 +162,22 @@ void lora_product_reference(const MatmulProblem &problem, RowRange m) {
   with_dtype(problem.dtype, [&](auto type) { lora_product_rows<decltype(type)>(problem, m); });
 }
 
+void lora_grad_reference(const LoraGradPart &part, RowRange columns) {
+  const LoraGradProblem &problem = part.problem;
+  with_dtype(problem.grad_dtype, [&](auto type) {
+    auto *out = static_cast<decltype(type) *>(part.of.out);
+    for (int64_t r = 0; r < problem.rank; ++r)
+      for (int64_t column = columns.begin; column < columns.end; ++column) {
+        double sum = 0;
+        for (int64_t i = 0; i < problem.m; ++i)
+          sum += read_float(problem.dtype, part.of.left, i * problem.rank + r) *
+                 read_float(problem.dtype, part.of.right, i * part.of.right_stride + column);
+        out[part.at(r, column)] = from_float<decltype(type)>(
+            static_cast<float>(sum * static_cast<double>(problem.scale)));
+      }
+  });
+}
+
 double tree_sum(const float *values, int64_t count) { return sum_of_tree(values, count); }
 double tree_sum(const double *values, int64_t count) { return sum_of_tree(values, count); }
 

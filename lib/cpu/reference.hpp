@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/formats.hpp"
+#include "cpu/lora_grad.hpp"
 #include "cpu/ranges.hpp"
 #include "problem.hpp"
 
@@ -20,6 +21,10 @@ void matmul_grad_reference(const MatmulProblem &problem, RowRange k);
 // Writes rows of the adapter's product, x A^T or dy B, to problem.lora.product, which is an operand
 // of the functions above: likewise summed, then rounded to the problem's dtype.
 void lora_product_reference(const MatmulProblem &problem, RowRange m);
+
+// The sum over m in binary64, times the scale, rounded to binary32 and then to the gradient's
+// dtype.
+void lora_grad_reference(const LoraGradPart &part, RowRange columns);
 
 // Of integer weights. Rows of quantize and reorder begin at a multiple of 8, so that ranges share
 // no word.

@@ -13,12 +13,13 @@ void DenseMatrix::read(const MatmulKernels &kernels, int64_t row, int64_t col, i
   const char *from = address(row, col);
   const int64_t bytes_out = element_bytes(kernels.dtype);
   const auto convert = kernels.convert[dtype - 1];
-  if (scale == 1 && convert != nullptr) {
+  const bool as_stored = scale == 1 && step == 1;
+  if (as_stored && convert != nullptr) {
     const PaddedConversion conversion{convert, kKernelStep, element_bytes(dtype), bytes_out};
     return conversion(from, elements, out);
   }
   std::memset(out + elements * bytes_out, 0, (to_steps(elements) - elements) * bytes_out);
-  if (scale == 1 && dtype == kernels.dtype) {
+  if (as_stored && dtype == kernels.dtype) {
     std::memcpy(out, from, elements * bytes_out);
     return;
   }
@@ -27,7 +28,7 @@ void DenseMatrix::read(const MatmulKernels &kernels, int64_t row, int64_t col, i
       const auto *numbers = reinterpret_cast<const decltype(type) *>(from);
       auto *converted = reinterpret_cast<decltype(type_out) *>(out);
       for (int64_t i = 0; i < elements; ++i)
-        converted[i] = from_float<decltype(type_out)>(scale * to_float(numbers[i]));
+        converted[i] = from_float<decltype(type_out)>(scale * to_float(numbers[i * step]));
     });
   });
 }

@@ -13,9 +13,10 @@ struct DenseMatrix {
   int64_t stride;
   float scale = 1;
   const Group *order = nullptr;  // NULL: row m for row m of y
+  int64_t step = 1;              // from one column to the next
 
   const char *address(int64_t row, int64_t col) const {
-    const int64_t at = (order == nullptr ? row : order->row_of_x(row)) * stride + col;
+    const int64_t at = (order == nullptr ? row : order->row_of_x(row)) * stride + col * step;
     return static_cast<const char *>(data) + at * element_bytes(dtype);
   }
   // `elements` of a row from `col` on, times the scale, in the kernels' dtype, and zeros up to a

@@ -12,6 +12,20 @@
 #include "cpu/matmul/parts.hpp"
 
 namespace nf4::cpu {
+
+// Sums of a gradient of an adapter's, of which the rows are the ranks.
+template <>
+void store_sums(const LoraGradPart &part, const Sums &sums) {
+  with_dtype(part.problem.grad_dtype, [&](auto type) {
+    using T = decltype(type);
+    const float *values = sums.values - sums.n.begin;
+    for (int64_t r = sums.m.begin; r < sums.m.end; ++r, values += sums.stride)
+      for (int64_t column = sums.n.begin; column < sums.n.end; ++column)
+        static_cast<T *>(part.of.out)[part.at(r, column)] =
+            from_float<T>(part.problem.scale * values[column]);
+  });
+}
+
 namespace {
 
 // Where a panel's rows come from: columns k of row n.
@@ -75,13 +89,14 @@ class OuterSums {
     std::memset(panel_, 0, sizeof panel_);
   }
 
-  // Calls work(m, k) for parts of the rows and columns, and brings what it adds to y.
+  // Calls work(m, k) for parts of the rows and columns of the output, and brings there what it
+  // adds.
   template <class Problem, class Work>
-  void for_parts(const Problem &problem, RowRange columns, const Work &work) {
-    const int64_t groups = ceil_divide(problem.m, kSums / strip_);
+  void for_parts(const Problem &problem, int64_t rows, RowRange columns, const Work &work) {
+    const int64_t groups = ceil_divide(rows, kSums / strip_);
     for (int64_t i = columns.begin; i < columns.end; i += strip_)
       for (int64_t group = 0; group < groups; ++group) {
-        const RowRange m{problem.m * group / groups, problem.m * (group + 1) / groups};
+        const RowRange m{rows * group / groups, rows * (group + 1) / groups};
         const RowRange k{i, std::min(columns.end, i + strip_)};
         std::fill_n(sums_, (m.end - m.begin) * strip_, 0.0f);
         work(m, k);
@@ -130,7 +145,8 @@ class OuterSums {
     const int64_t pair = kernels_.pair_rows == nullptr ? 1 : 2;
     const int64_t rows = ceil_divide(panel.end - panel.begin, pair) * pair;
     const bool in_place = factors.dtype == kernels_.dtype && factors.scale == 1 &&
-                          factors.order == nullptr && rows == panel.end - panel.begin;
+                          factors.step == 1 && factors.order == nullptr &&
+                          rows == panel.end - panel.begin;
     if (!in_place)
       for (int64_t i = m.begin; i < m.end; ++i)
         factors.read(kernels_, i, panel.begin, panel.end - panel.begin,
@@ -151,6 +167,8 @@ class OuterSums {
   alignas(64) char factors_[kOuterM * kMaxPanelRows * sizeof(float)];
   alignas(64) float sums_[kSums];
 };
+
+constexpr int64_t kLoraGradStrip = 256;
 
 // x as factors: rows of it, a column for each row of the weight.
 template <class Problem>
@@ -176,7 +194,7 @@ void matmul_grad_vector(const MatmulSet &set, const MatmulProblem &problem, RowR
   WeightRows rows(set.dequant, problem, kernels.dtype);
   DenseRows adapter(kernels, a);
   OuterSums sums(kernels, OuterSums::strip_for(problem.m));
-  sums.for_parts(problem, columns, [&](RowRange m, RowRange k) {
+  sums.for_parts(problem, problem.m, columns, [&](RowRange m, RowRange k) {
     sums.add(rows, dy, m, k);
     if (lora.rank > 0) sums.add(adapter, p, m, k);
   });
@@ -186,8 +204,19 @@ void dense_outer(const MatmulKernels &kernels, const DenseProblem &problem) {
   const DenseMatrix factors = factors_of(problem, problem.weight.rows);
   DenseRows rows(kernels, problem.weight);
   OuterSums sums(kernels, kOuterColumns);
-  sums.for_parts(problem, {0, problem.weight.cols},
+  sums.for_parts(problem, problem.m, {0, problem.weight.cols},
                  [&](RowRange m, RowRange k) { sums.add(rows, factors, m, k); });
+}
+
+void lora_grad_vector(const MatmulSet &set, const LoraGradPart &part, RowRange columns) {
+  const auto &[problem, of, rank_step, column_step] = part;
+  const MatmulKernels &kernels = kernels_for(set, problem.dtype);
+  const int64_t rank = problem.rank;
+  const DenseMatrix left{rank, problem.m, problem.dtype, of.left, 1, 1, nullptr, rank};
+  const DenseMatrix right{problem.m, of.columns, problem.dtype, of.right, of.right_stride};
+  DenseRows rows(kernels, right);
+  OuterSums sums(kernels, std::min(kLoraGradStrip, OuterSums::strip_for(rank)));
+  sums.for_parts(part, rank, columns, [&](RowRange m, RowRange k) { sums.add(rows, left, m, k); });
 }
 
 }  // namespace nf4::cpu

@@ -3,6 +3,7 @@
 
 #include "core/formats.hpp"
 #include "cpu/dequant/kernels.hpp"
+#include "cpu/lora_grad.hpp"
 #include "cpu/matmul/kernels.hpp"
 #include "cpu/ranges.hpp"
 #include "problem.hpp"
@@ -29,6 +30,9 @@ void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
 void matmul_grad_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange k);
 void lora_product_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange m);
 
+// Columns of a gradient of an adapter's matrix.
+void lora_grad_vector(const MatmulSet &set, const LoraGradPart &part, RowRange columns);
+
 void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n);
 
 // The functions of a Variant, for each set of kernels.
@@ -46,6 +50,11 @@ template <const DequantKernels &dequant, const MatmulKernels &fp32,
           const MatmulKernels *bf16 = nullptr>
 void lora_product_with(const MatmulProblem &problem, RowRange m) {
   lora_product_vector({dequant, fp32, bf16}, problem, m);
+}
+template <const DequantKernels &dequant, const MatmulKernels &fp32,
+          const MatmulKernels *bf16 = nullptr>
+void lora_grad_with(const LoraGradPart &part, RowRange columns) {
+  lora_grad_vector({dequant, fp32, bf16}, part, columns);
 }
 template <const DequantKernels &dequant, const MatmulKernels &fp32,
           const MatmulKernels *bf16 = nullptr>
