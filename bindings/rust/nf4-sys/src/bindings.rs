@@ -266,6 +266,114 @@ const _: () = {
         "Offset of field: nf4_matmul_args::lora",
     ][::core::mem::offset_of!(nf4_matmul_args, lora) - 64usize];
 };
+/** For y = x (W + scale B A)^T, of which dy is the gradient:
+   da = scale q^T x, [rank, cols], for q = dy B
+   db = scale dy^T p, [rows, rank], for p = x A^T
+ p and q are the products that nf4_matmul_* and nf4_matmul_grad_* write with a lora. Matrices
+ are row-major; a stride is the distance from one row to the next, in elements.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct nf4_lora_grad_args {
+    /// sizeof(nf4_lora_grad_args)
+    pub struct_size: usize,
+    /// of x, dy, p and q
+    pub dtype: nf4_dtype,
+    /// of da and db: dtype, or fp32
+    pub grad_dtype: nf4_dtype,
+    /// 1..128
+    pub rank: i32,
+    /// finite
+    pub scale: f32,
+    /// >= 0
+    pub m: i64,
+    /// >= 0
+    pub rows: i64,
+    /// >= 0
+    pub cols: i64,
+    /// [m, cols]
+    pub x: *const ::core::ffi::c_void,
+    /// >= cols
+    pub x_stride: i64,
+    /// [m, rows]
+    pub dy: *const ::core::ffi::c_void,
+    /// >= rows
+    pub dy_stride: i64,
+    /// [m, rank], contiguous
+    pub p: *const ::core::ffi::c_void,
+    /// [m, rank], contiguous
+    pub q: *const ::core::ffi::c_void,
+    /// or NULL: not wanted; x and q are not read then
+    pub da: *mut ::core::ffi::c_void,
+    /// >= cols
+    pub da_stride: i64,
+    /// or NULL: not wanted; dy and p are not read then
+    pub db: *mut ::core::ffi::c_void,
+    /// >= rank
+    pub db_stride: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of nf4_lora_grad_args",
+    ][::core::mem::size_of::<nf4_lora_grad_args>() - 128usize];
+    [
+        "Alignment of nf4_lora_grad_args",
+    ][::core::mem::align_of::<nf4_lora_grad_args>() - 8usize];
+    [
+        "Offset of field: nf4_lora_grad_args::struct_size",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, struct_size) - 0usize];
+    [
+        "Offset of field: nf4_lora_grad_args::dtype",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, dtype) - 8usize];
+    [
+        "Offset of field: nf4_lora_grad_args::grad_dtype",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, grad_dtype) - 12usize];
+    [
+        "Offset of field: nf4_lora_grad_args::rank",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, rank) - 16usize];
+    [
+        "Offset of field: nf4_lora_grad_args::scale",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, scale) - 20usize];
+    [
+        "Offset of field: nf4_lora_grad_args::m",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, m) - 24usize];
+    [
+        "Offset of field: nf4_lora_grad_args::rows",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, rows) - 32usize];
+    [
+        "Offset of field: nf4_lora_grad_args::cols",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, cols) - 40usize];
+    [
+        "Offset of field: nf4_lora_grad_args::x",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, x) - 48usize];
+    [
+        "Offset of field: nf4_lora_grad_args::x_stride",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, x_stride) - 56usize];
+    [
+        "Offset of field: nf4_lora_grad_args::dy",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, dy) - 64usize];
+    [
+        "Offset of field: nf4_lora_grad_args::dy_stride",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, dy_stride) - 72usize];
+    [
+        "Offset of field: nf4_lora_grad_args::p",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, p) - 80usize];
+    [
+        "Offset of field: nf4_lora_grad_args::q",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, q) - 88usize];
+    [
+        "Offset of field: nf4_lora_grad_args::da",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, da) - 96usize];
+    [
+        "Offset of field: nf4_lora_grad_args::da_stride",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, da_stride) - 104usize];
+    [
+        "Offset of field: nf4_lora_grad_args::db",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, db) - 112usize];
+    [
+        "Offset of field: nf4_lora_grad_args::db_stride",
+    ][::core::mem::offset_of!(nf4_lora_grad_args, db_stride) - 120usize];
+};
 /** E experts of N x K elements (mixture of experts) are one weight of rows = E * N and
  cols = K: expert e has its rows e * N to (e + 1) * N - 1. If E is more than 1, N * K is a
  multiple of blocksize, so that each expert begins with a block. A nested block may span
@@ -729,6 +837,28 @@ functions! {
     pub fn nf4_matmul_grad_cpu(
         weight: *const nf4_tensor,
         args: *const nf4_matmul_args,
+        threads: i32,
+    ) -> nf4_status;
+    /** Each element is summed in binary32, multiplied by the scale and rounded once. The order of the
+ sum is unspecified, so bits differ between the GPU and the CPU, between machines, shapes and
+ versions, but not from call to call. bf16 by AVX512-BF16 instructions flushes subnormals, as in
+ nf4_matmul_cpu. An element that is not finite affects its own column of x or dy, or rank of p or
+ q, alone. What lies between the rows of da and db is not written. If m is 0, da and db are 0,
+ and no other pointer is read. A gradient without elements (cols or rows is 0) is as one that is
+ not wanted: the strides and pointers that it alone needs are not looked at.
+
+ INVALID_ARGUMENT: args is NULL; the struct_size, a dtype, the rank, the scale, m, rows, cols or
+ a stride is out of range; a stride, or the rank of p and q, times the number of rows of its
+ matrix is more than 2^60; a pointer that is needed is NULL or misaligned; da or db, between its
+ first and its last element, overlaps the other or what is read; and as for nf4_dequant_launch,
+ if memory or the stream is of the wrong device.*/
+    pub fn nf4_lora_grad_launch(
+        args: *const nf4_lora_grad_args,
+        stream: nf4_stream,
+    ) -> nf4_status;
+    /// The same on host memory; threads as in nf4_dequant_cpu, and their number changes no bit.
+    pub fn nf4_lora_grad_cpu(
+        args: *const nf4_lora_grad_args,
         threads: i32,
     ) -> nf4_status;
     /** The bytes of workspace that nf4_matmul_batch_launch needs: as many as the product that

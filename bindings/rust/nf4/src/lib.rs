@@ -20,7 +20,7 @@
 //! - [`matmul`] and [`matmul_into`]: x W^T + bias on [`Matrix`] and [`MatrixMut`], which borrow
 //!   slices. [`matmul_batch`] and [`matmul_batch_into`]: several in one call.
 //! - [`matmul_grad`]: the gradient of x. [`matmul_lora`] and [`matmul_grad_lora`]: with a low-rank
-//!   adapter, [`Lora`], beside the weight.
+//!   adapter, [`Lora`], beside the weight; [`lora_grad`]: the gradients of its matrices.
 //! - [`matmul_grouped`]: a stack of experts, each with the rows of [`Grouped`] that are its own;
 //!   [`matmul_grouped_grad`]: its gradient; [`matmul_grouped_int4`]: of integers, an [`Int4Stack`].
 //! - [`QuantizedTensor`] owns a weight; [`QuantizedRef`] and [`QuantizedMut`] borrow one from
@@ -54,6 +54,7 @@ mod grouped;
 mod info;
 mod int4;
 mod kind;
+mod lora_grad;
 mod matmul;
 mod ops;
 mod scales;
@@ -77,6 +78,7 @@ pub use int4::{
     Int4Stack, Int4Tensor,
 };
 pub use kind::Weight;
+pub use lora_grad::{lora_grad, lora_grad_into, LoraGrad};
 pub use matmul::{matmul, matmul_into, Matrix, MatrixMut};
 #[cfg(feature = "dynamic-loading")]
 pub use nf4_sys::{load, load_from, LoadError};

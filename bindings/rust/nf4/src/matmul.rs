@@ -83,7 +83,7 @@ impl<'a, T: Element> MatrixMut<'a, T> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) rows: usize,
-    cols: usize,
+    pub(crate) cols: usize,
     pub(crate) stride: usize,
 }
 

@@ -33,6 +33,7 @@ mod buffer;
 mod grouped;
 mod int4;
 mod int4_stack;
+mod lora_grad;
 mod ops;
 mod tensor;
 
@@ -42,6 +43,7 @@ pub use grouped::{
 };
 pub use int4::{quantize_int4_into, reorder_int4_into, CudaInt4Mut, CudaInt4Ref, CudaInt4Tensor};
 pub use int4_stack::CudaInt4Stack;
+pub use lora_grad::{lora_grad_into, CudaLoraGrad};
 pub use ops::{dequantize_into, matmul_grad_into, matmul_into, quantize_into};
 pub use tensor::{CudaMut, CudaRef, CudaScalesMut, CudaScalesRef, CudaTensor};
 

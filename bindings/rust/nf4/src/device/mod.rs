@@ -13,7 +13,10 @@ mod gradient;
 mod grouped;
 mod int4;
 
-pub use gradient::{matmul_grad_launch, matmul_grad_lora_launch, matmul_lora_launch, DeviceLora};
+pub use gradient::{
+    lora_grad_launch, matmul_grad_launch, matmul_grad_lora_launch, matmul_lora_launch, DeviceLora,
+    DeviceLoraGrad,
+};
 pub use grouped::{
     matmul_grouped_grad_launch, matmul_grouped_int4_launch, matmul_grouped_launch, DeviceGrouped,
 };

@@ -2,8 +2,9 @@
 
 use half::{bf16, f16};
 use nf4::device::{
-    dequant_launch, matmul_batch_launch, matmul_batch_workspace_bytes, matmul_launch,
-    quantize_launch, DeviceMatmul, DevicePtr, DeviceScales, DeviceTensor, Stream,
+    dequant_launch, lora_grad_launch, matmul_batch_launch, matmul_batch_workspace_bytes,
+    matmul_launch, quantize_launch, DeviceLoraGrad, DeviceMatmul, DevicePtr, DeviceScales,
+    DeviceTensor, Stream,
 };
 use nf4::{device_info, Element, Error, Result, Spec};
 
@@ -74,6 +75,81 @@ fn matmul_batch<T: Element>(products: &[(DeviceTensor, DeviceMatmul<T>)]) -> Res
     let bytes = matmul_batch_workspace_bytes(products)?;
     // SAFETY: as address() says.
     unsafe { matmul_batch_launch(products, address(20), bytes, Stream::LEGACY_DEFAULT) }
+}
+
+/// Three rows of 64 elements of x, and of 8 of grad_y.
+fn adapter<T>() -> DeviceLoraGrad<T, f32> {
+    DeviceLoraGrad {
+        rank: 16,
+        scale: 0.5,
+        m: 3,
+        rows: 8,
+        cols: 64,
+        x: address(1),
+        x_stride: 64,
+        grad_y: address(2),
+        grad_y_stride: 8,
+        p: address(3),
+        q: address(4),
+        grad_a: Some(address(5)),
+        grad_a_stride: 64,
+        grad_b: Some(address(6)),
+        grad_b_stride: 16,
+    }
+}
+
+fn lora_grad<T: Element>(operands: DeviceLoraGrad<T, f32>) -> Result<()> {
+    // SAFETY: as address() says.
+    unsafe { lora_grad_launch(&operands, Stream::LEGACY_DEFAULT) }
+}
+
+#[test]
+fn wrong_operands_of_an_adapter_are_named() {
+    let good = adapter::<f16>();
+    let cases = [
+        (
+            DeviceLoraGrad { rank: 129, ..good },
+            "rank is 129; expected 1 to 128",
+        ),
+        (
+            DeviceLoraGrad {
+                x: DevicePtr::NULL,
+                ..good
+            },
+            "x is NULL",
+        ),
+        (
+            DeviceLoraGrad {
+                x_stride: 63,
+                ..good
+            },
+            "x_stride is 63; expected at least 64",
+        ),
+        (
+            DeviceLoraGrad {
+                grad_b_stride: 15,
+                ..good
+            },
+            "db_stride is 15; expected at least 16",
+        ),
+        (
+            DeviceLoraGrad {
+                m: usize::MAX,
+                ..good
+            },
+            "m is 18446744073709551615",
+        ),
+    ];
+    for (operands, start) in cases {
+        let result = lora_grad(operands);
+        let Err(Error::InvalidArgument(detail)) = result else {
+            panic!("expected InvalidArgument: {start}, not {result:?}");
+        };
+        assert!(
+            detail.starts_with(start),
+            "{detail:?} does not start with {start:?}"
+        );
+    }
 }
 
 #[test]
@@ -262,6 +338,7 @@ fn without_a_gpu_the_reason_is_that_of_device_info() {
         quantize(&weight, bytes),
         matmul(&weight, operands::<bf16>()),
         matmul_batch(&[(weight, operands::<bf16>())]),
+        lora_grad(adapter::<bf16>()),
     ] {
         let error = result.unwrap_err();
         assert_eq!(
@@ -289,6 +366,14 @@ fn nothing_is_launched_for_no_elements() {
         ..operands::<f16>()
     };
     assert_eq!(matmul(&nested_weight(), no_rows), Ok(()));
+    let unwanted = DeviceLoraGrad {
+        x: DevicePtr::NULL,
+        x_stride: 0,
+        grad_a: None,
+        grad_b: None,
+        ..adapter::<f16>()
+    };
+    assert_eq!(lora_grad(unwanted), Ok(()));
 }
 
 #[test]

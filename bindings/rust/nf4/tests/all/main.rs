@@ -18,6 +18,9 @@ mod int4_common;
 #[cfg(feature = "cudarc")]
 mod int4_cuda;
 mod int4_device;
+mod lora_grad;
+#[cfg(feature = "cudarc")]
+mod lora_grad_cuda;
 mod matmul;
 mod quantize;
 mod threads;
