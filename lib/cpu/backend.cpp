@@ -64,7 +64,7 @@ constexpr Variant kVariants[] = {
      matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
      matmul_grad_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
      lora_product_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
-     lora_grad_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>,
+     lora_grad_with<kAvx512Matmul>,
      {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Dequant, kAvx512Quantize>,
       int4_matmul_with<kAvx512Dequant, kAvx512Matmul, &kAvx512Bf16Matmul>}},
 #endif
@@ -78,7 +78,7 @@ constexpr Variant kVariants[] = {
      matmul_with<kAvx512Dequant, kAvx512Matmul>,
      matmul_grad_with<kAvx512Dequant, kAvx512Matmul>,
      lora_product_with<kAvx512Dequant, kAvx512Matmul>,
-     lora_grad_with<kAvx512Dequant, kAvx512Matmul>,
+     lora_grad_with<kAvx512Matmul>,
      {int4_dequant_with<kAvx512Dequant>, int4_quantize_with<kAvx512Dequant, kAvx512Quantize>,
       int4_matmul_with<kAvx512Dequant, kAvx512Matmul>}},
 #endif
@@ -92,7 +92,7 @@ constexpr Variant kVariants[] = {
      matmul_with<kAvx2Dequant, kAvx2Matmul>,
      matmul_grad_with<kAvx2Dequant, kAvx2Matmul>,
      lora_product_with<kAvx2Dequant, kAvx2Matmul>,
-     lora_grad_with<kAvx2Dequant, kAvx2Matmul>,
+     lora_grad_with<kAvx2Matmul>,
      {int4_dequant_with<kAvx2Dequant>, int4_quantize_with<kAvx2Dequant, kAvx2Quantize>,
       int4_matmul_with<kAvx2Dequant, kAvx2Matmul>}},
 #endif
@@ -106,7 +106,7 @@ constexpr Variant kVariants[] = {
      matmul_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>,
      matmul_grad_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>,
      lora_product_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>,
-     lora_grad_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>,
+     lora_grad_with<kNeonMatmul>,
      {int4_dequant_with<kNeonDequant>, int4_quantize_with<kNeonDequant, kNeonQuantize>,
       int4_matmul_with<kNeonDequant, kNeonMatmul, &kNeonBf16Matmul>}},
 #endif
@@ -120,7 +120,7 @@ constexpr Variant kVariants[] = {
      matmul_with<kNeonDequant, kNeonMatmul>,
      matmul_grad_with<kNeonDequant, kNeonMatmul>,
      lora_product_with<kNeonDequant, kNeonMatmul>,
-     lora_grad_with<kNeonDequant, kNeonMatmul>,
+     lora_grad_with<kNeonMatmul>,
      {int4_dequant_with<kNeonDequant>, int4_quantize_with<kNeonDequant, kNeonQuantize>,
       int4_matmul_with<kNeonDequant, kNeonMatmul>}},
 #endif

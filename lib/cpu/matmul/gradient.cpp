@@ -1,6 +1,7 @@
 // The gradient, dx = dy W: rows of the weight are dequantized into a panel, a strip of columns at a
 // time, and added up with the elements of dy as factors. The sums of many rows of dy stay in the
-// caches. The matrices of an adapter are read likewise: dy B, then scale * (dy B) A.
+// caches. The matrices of an adapter are read likewise: dy B, then scale * (dy B) A; and their
+// gradients, scale q^T x and scale dy^T p, are added up with the elements of q or p as factors.
 //
 // A sum is taken over the rows of a panel, then over panels: its order depends on the problem
 // alone. docs/design/cpu.md has times.
@@ -13,16 +14,21 @@
 
 namespace nf4::cpu {
 
-// Sums of a gradient of an adapter's, of which the rows are the ranks.
+// Sums of a gradient of an adapter's, of which the rows are the ranks: a line of sums at a time, as
+// the ranks of a column may be what lies side by side.
 template <>
 void store_sums(const LoraGradPart &part, const Sums &sums) {
+  constexpr int64_t kLine = 16;
   with_dtype(part.problem.grad_dtype, [&](auto type) {
     using T = decltype(type);
-    const float *values = sums.values - sums.n.begin;
-    for (int64_t r = sums.m.begin; r < sums.m.end; ++r, values += sums.stride)
-      for (int64_t column = sums.n.begin; column < sums.n.end; ++column)
-        static_cast<T *>(part.of.out)[part.at(r, column)] =
-            from_float<T>(part.problem.scale * values[column]);
+    for (int64_t first = sums.n.begin; first < sums.n.end; first += kLine)
+      for (int64_t r = sums.m.begin; r < sums.m.end; ++r) {
+        const int64_t count = std::min(kLine, sums.n.end - first);
+        const float *values = sums.values + (r - sums.m.begin) * sums.stride + first - sums.n.begin;
+        T *out = static_cast<T *>(part.of.out) + part.at(r, first);
+        for (int64_t i = 0; i < count; ++i)
+          out[i * part.column_step] = from_float<T>(part.problem.scale * values[i]);
+      }
   });
 }
 
@@ -168,8 +174,6 @@ class OuterSums {
   alignas(64) float sums_[kSums];
 };
 
-constexpr int64_t kLoraGradStrip = 256;
-
 // x as factors: rows of it, a column for each row of the weight.
 template <class Problem>
 DenseMatrix factors_of(const Problem &problem, int64_t columns) {
@@ -208,14 +212,18 @@ void dense_outer(const MatmulKernels &kernels, const DenseProblem &problem) {
                  [&](RowRange m, RowRange k) { sums.add(rows, factors, m, k); });
 }
 
-void lora_grad_vector(const MatmulSet &set, const LoraGradPart &part, RowRange columns) {
-  const auto &[problem, of, rank_step, column_step] = part;
-  const MatmulKernels &kernels = kernels_for(set, problem.dtype);
+// Few ranks share what is read of x, so that pairs of rows for kernels of bf16 would cost what they
+// save.
+void lora_grad_vector(const MatmulKernels &kernels, const LoraGradPart &part, RowRange columns) {
+  // More rows to a panel, and fewer sums to a pass, than with the widest strip.
+  constexpr int64_t kMaxStrip = 256;
+  const LoraGradProblem &problem = part.problem;
+  const LoraGrad &of = part.of;
   const int64_t rank = problem.rank;
   const DenseMatrix left{rank, problem.m, problem.dtype, of.left, 1, 1, nullptr, rank};
   const DenseMatrix right{problem.m, of.columns, problem.dtype, of.right, of.right_stride};
   DenseRows rows(kernels, right);
-  OuterSums sums(kernels, std::min(kLoraGradStrip, OuterSums::strip_for(rank)));
+  OuterSums sums(kernels, std::min(kMaxStrip, OuterSums::strip_for(rank)));
   sums.for_parts(part, rank, columns, [&](RowRange m, RowRange k) { sums.add(rows, left, m, k); });
 }
 

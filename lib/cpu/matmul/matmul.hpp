@@ -30,8 +30,8 @@ void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
 void matmul_grad_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange k);
 void lora_product_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange m);
 
-// Columns of a gradient of an adapter's matrix.
-void lora_grad_vector(const MatmulSet &set, const LoraGradPart &part, RowRange columns);
+// Columns of a gradient of an adapter's matrix, by kernels of fp32.
+void lora_grad_vector(const MatmulKernels &kernels, const LoraGradPart &part, RowRange columns);
 
 void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n);
 
@@ -51,10 +51,9 @@ template <const DequantKernels &dequant, const MatmulKernels &fp32,
 void lora_product_with(const MatmulProblem &problem, RowRange m) {
   lora_product_vector({dequant, fp32, bf16}, problem, m);
 }
-template <const DequantKernels &dequant, const MatmulKernels &fp32,
-          const MatmulKernels *bf16 = nullptr>
+template <const MatmulKernels &fp32>
 void lora_grad_with(const LoraGradPart &part, RowRange columns) {
-  lora_grad_vector({dequant, fp32, bf16}, part, columns);
+  lora_grad_vector(fp32, part, columns);
 }
 template <const DequantKernels &dequant, const MatmulKernels &fp32,
           const MatmulKernels *bf16 = nullptr>
