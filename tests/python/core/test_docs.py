@@ -39,7 +39,7 @@ def test_every_block_is_python():
         "README.md": 3,
         "docs/cli.md": 1,
         "docs/experts.md": 6,
-        "docs/python.md": 5,
+        "docs/python.md": 6,
         "docs/pytorch.md": 4,
         "docs/several-gpus.md": 5,
     }
@@ -59,15 +59,29 @@ def test_on_numpy_arrays(page, which, tmp_path, monkeypatch):
     assert round(made["q"].bits_per_weight, 3) == 4.127
 
 
-def test_on_integer_weights():
+def test_gradients_of_an_adapter():
     made = run("docs/python.md", slice(3, 4))
+    dense = nf4.dequantize(made["w"]).astype(np.float64)
+    whole = dense + made["scale"] * (made["b"].astype(np.float64) @ made["a"])
+    grad = made["x"] @ whole.T - made["target"]
+    expected = (
+        grad @ whole,
+        made["scale"] * (grad @ made["b"]).T @ made["x"],
+        made["scale"] * grad.T @ (made["x"] @ made["a"].T),
+    )
+    for name, other in zip(("grad_x", "grad_a", "grad_b"), expected, strict=True):
+        np.testing.assert_allclose(made[name], other, atol=1e-5 * np.abs(other).max())
+
+
+def test_on_integer_weights():
+    made = run("docs/python.md", slice(4, 5))
     assert made["back"].shape == (512, 1024) and made["back"].dtype == np.float16
     assert made["y"].shape == (2, 512)
 
 
 def test_tensors_of_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = run("docs/python.md", slice(4, 5))
+    made = run("docs/python.md", slice(5, 6))
     assert np.array_equal(made["up"].packed, made["tensors"]["up.weight"].packed)
 
 
