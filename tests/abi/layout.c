@@ -82,6 +82,26 @@ FIELD(nf4_matmul_args, y, 48, 8);
 FIELD(nf4_matmul_args, y_stride, 56, 8);
 FIELD(nf4_matmul_args, lora, 64, 8);
 
+SIZE(nf4_lora_grad_args, 128);
+FIELD(nf4_lora_grad_args, struct_size, 0, 8);
+FIELD(nf4_lora_grad_args, dtype, 8, 4);
+FIELD(nf4_lora_grad_args, grad_dtype, 12, 4);
+FIELD(nf4_lora_grad_args, rank, 16, 4);
+FIELD(nf4_lora_grad_args, scale, 20, 4);
+FIELD(nf4_lora_grad_args, m, 24, 8);
+FIELD(nf4_lora_grad_args, rows, 32, 8);
+FIELD(nf4_lora_grad_args, cols, 40, 8);
+FIELD(nf4_lora_grad_args, x, 48, 8);
+FIELD(nf4_lora_grad_args, x_stride, 56, 8);
+FIELD(nf4_lora_grad_args, dy, 64, 8);
+FIELD(nf4_lora_grad_args, dy_stride, 72, 8);
+FIELD(nf4_lora_grad_args, p, 80, 8);
+FIELD(nf4_lora_grad_args, q, 88, 8);
+FIELD(nf4_lora_grad_args, da, 96, 8);
+FIELD(nf4_lora_grad_args, da_stride, 104, 8);
+FIELD(nf4_lora_grad_args, db, 112, 8);
+FIELD(nf4_lora_grad_args, db_stride, 120, 8);
+
 VALUE(NF4_MATMUL_BATCH_MAX, 64);
 
 SIZE(nf4_grouped_args, 104);
@@ -168,6 +188,8 @@ nf4_status nf4_matmul_grad_launch(const nf4_tensor *weight, const nf4_matmul_arg
                                   void *workspace, size_t workspace_bytes, nf4_stream stream);
 nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
                                int32_t threads);
+nf4_status nf4_lora_grad_launch(const nf4_lora_grad_args *args, nf4_stream stream);
+nf4_status nf4_lora_grad_cpu(const nf4_lora_grad_args *args, int32_t threads);
 nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
                                            const nf4_matmul_args *args, size_t count,
                                            size_t *bytes);

@@ -19,7 +19,7 @@ extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t count, size_t bytes);
 extern void *__libc_realloc(void *memory, size_t bytes);
 extern void __libc_free(void *memory);
-enum { kRows = 2048, kCols = 512, kThreads = 5, kExperts = 4, kMost = 1000, kCalls = 14 };
+enum { kRows = 2048, kCols = 512, kThreads = 5, kExperts = 4, kMost = 1000, kCalls = 15 };
 enum { kElements = kRows * kCols, kBlocks = kElements / 64, kGroup = 128 };
 
 enum kind { kNone, kAllocation, kThread };
@@ -146,6 +146,24 @@ static void call_all(uint64_t results[kCalls]) {
   reordered.packed = sorted;
   reordered.permutation = permutation;
   const nf4_dtype bf16 = NF4_DTYPE_BF16;
+  const nf4_lora_grad_args adapter = {.struct_size = sizeof adapter,
+                                      .dtype = bf16,
+                                      .grad_dtype = bf16,
+                                      .rank = 8,
+                                      .scale = 1,
+                                      .m = kRows,
+                                      .rows = kCols,
+                                      .cols = kCols,
+                                      .x = dense,
+                                      .x_stride = kCols,
+                                      .dy = dense,
+                                      .dy_stride = kCols,
+                                      .p = x,
+                                      .q = x,
+                                      .da = y,
+                                      .da_stride = kCols,
+                                      .db = y + 8 * kCols,
+                                      .db_stride = 8};
   int at = 0;
 #define CALL(call, data, bytes) \
   results[at] = (call) == NF4_STATUS_OK ? hash_of(data, bytes) : 0, ++at
@@ -155,6 +173,7 @@ static void call_all(uint64_t results[kCalls]) {
   CALL(nf4_dequant_cpu(&nested, out, bf16, kThreads), out, sizeof out);
   CALL(nf4_matmul_cpu(&nested, &args, kThreads), y, sizeof y);
   CALL(nf4_matmul_grad_cpu(&nested, &back, kThreads), gradient, sizeof gradient);
+  CALL(nf4_lora_grad_cpu(&adapter, kThreads), y, 2 * 8 * kCols * sizeof *y);
   CALL(nf4_matmul_batch_cpu(weights, batch, 2, kThreads), y, sizeof y);
   CALL(nf4_matmul_grouped_cpu(&nested, &grouped, kThreads), y, 8 * kRows / kExperts * 2);
   CALL(nf4_int4_quantize_cpu(dense, bf16, &integers, 1, kThreads), codes, sizeof codes);

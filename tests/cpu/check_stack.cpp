@@ -132,6 +132,12 @@ void check_adapters(const nf4_tensor &weight, std::vector<nf4_matmul_args> args)
   check_stack([&] { return nf4_matmul_cpu(&weight, args.data(), kThreads); });
   const Grouped grouped(args[0]);
   check_stack([&] { return nf4_matmul_grouped_cpu(&weight, &grouped.args, kThreads); });
+  std::vector<float> da(a.size()), db(b.size());
+  const nf4_lora_grad_args of_adapter{
+      sizeof of_adapter, args[0].dtype,  args[0].dtype, rank,        1,         m,
+      weight.rows,       weight.cols,    args[0].x,     weight.cols, args[0].y, weight.rows,
+      product.data(),    product.data(), da.data(),     weight.cols, db.data(), rank};
+  check_stack([&] { return nf4_lora_grad_cpu(&of_adapter, kThreads); });
   args[0].y = dx.data();
   args[0].y_stride = weight.cols;
   check_stack([&] { return nf4_matmul_grad_cpu(&weight, args.data(), kThreads); });

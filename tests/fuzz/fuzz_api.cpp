@@ -279,6 +279,19 @@ void call_matmul(Input &in, Memory &memory, bool gradient) {
                 gradient && args.bias != nullptr, memory);
 }
 
+void call_lora_grad(Input &in, Memory &memory) {
+  const nf4_lora_grad_args values = read_lora_grad(in, memory);
+  const int32_t threads = in.number32(1);
+  const auto exact_values = exact(values, sizeof values);
+  const nf4_lora_grad_args *const args = in.rarely() ? nullptr : exact_values.get();
+  memory.watch();
+  const Expected shape = expected(args != nullptr && valid(values), memory);
+  check_launch("nf4_lora_grad_launch", nf4_lora_grad_launch(args, nullptr), shape, memory);
+  if (!memory.real()) return;
+  check("nf4_lora_grad_cpu", nf4_lora_grad_cpu(args, threads),
+        threads < 0 ? Expected::kRefused : shape, memory);
+}
+
 // Experts of codes are one weight, and begin with a block each.
 void make_stack(Input &in, nf4_tensor &w, int32_t experts) {
   if (in.below(8) == 7 || experts < 1 || experts > 64) return;
@@ -353,7 +366,7 @@ void call_device(Input &in, Memory &memory) {
 }
 
 void call(Input &in, Memory &memory) {
-  switch (in.below(16)) {
+  switch (in.below(17)) {
     case 0:
       return call_dequant<nf4_tensor>(in, memory);
     case 1:
@@ -384,8 +397,10 @@ void call(Input &in, Memory &memory) {
       return call_batch<nf4_int4_tensor>(in, memory);
     case 14:
       return call_grouped<nf4_int4_tensor>(in, memory, false);
-    default:
+    case 15:
       return call_device(in, memory);
+    default:
+      return call_lora_grad(in, memory);
   }
 }
 

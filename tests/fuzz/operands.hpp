@@ -75,13 +75,17 @@ inline void read_parts(Input &in, Memory &memory, nf4_int4_tensor &w, int32_t ex
   if (kind == 5) w.permutation = indices(w.cols);
 }
 
+inline float read_scale(Input &in) {
+  const int scale = in.byte();
+  return scale == 255 ? INFINITY : scale == 254 ? NAN : static_cast<float>(scale) / 8;
+}
+
 inline void read_lora(Input &in, Memory &memory, const nf4_tensor &w, const nf4_matmul_args &args,
                       nf4_lora &lora) {
   lora.struct_size = static_cast<size_t>(in.number(sizeof lora));
   lora.dtype = in.number32(in.below(2) == 0 ? args.dtype : NF4_DTYPE_FP32);
   lora.rank = in.number32(1 + in.below(20));
-  const int scale = in.byte();
-  lora.scale = scale == 255 ? INFINITY : scale == 254 ? NAN : static_cast<float>(scale) / 8;
+  lora.scale = read_scale(in);
   lora.reserved = in.number32(0);
   lora.a_stride = in.number(w.cols);
   lora.b_stride = in.number(lora.rank);
@@ -91,6 +95,34 @@ inline void read_lora(Input &in, Memory &memory, const nf4_tensor &w, const nf4_
   lora.b = memory.part(matrix_elements(w.rows, lora.b_stride, lora.rank) * item, alignment);
   const Wide of_x = item_bytes(args.dtype);
   lora.product = memory.part(static_cast<Wide>(args.m) * lora.rank * of_x, static_cast<int>(of_x));
+}
+
+inline nf4_lora_grad_args read_lora_grad(Input &in, Memory &memory) {
+  nf4_lora_grad_args args{};
+  args.struct_size = static_cast<size_t>(in.number(sizeof args));
+  args.dtype = in.number32(kDtypes[in.below(3)]);
+  args.grad_dtype = in.number32(in.below(2) == 0 ? args.dtype : NF4_DTYPE_FP32);
+  args.rank = in.number32(1 + in.below(20));
+  args.scale = read_scale(in);
+  args.m = in.number(in.below(20));
+  args.rows = in.number(in.below(160));
+  args.cols = in.number(in.below(160));
+  args.x_stride = in.number(args.cols);
+  args.dy_stride = in.number(args.rows);
+  args.da_stride = in.number(args.cols);
+  args.db_stride = in.number(args.rank);
+  const auto matrix = [&](nf4_dtype dtype, int64_t rows, int64_t stride, int64_t columns) {
+    const Wide item = item_bytes(dtype);
+    return memory.part(matrix_elements(rows, stride, columns) * item, static_cast<int>(item));
+  };
+  args.x = matrix(args.dtype, args.m, args.x_stride, args.cols);
+  args.dy = matrix(args.dtype, args.m, args.dy_stride, args.rows);
+  args.p = matrix(args.dtype, args.m, args.rank, args.rank);
+  args.q = matrix(args.dtype, args.m, args.rank, args.rank);
+  const int wanted = in.below(4);
+  if (wanted != 1) args.da = matrix(args.grad_dtype, args.rank, args.da_stride, args.cols);
+  if (wanted != 2) args.db = matrix(args.grad_dtype, args.rows, args.db_stride, args.rank);
+  return args;
 }
 
 // All but the lora, which is for the caller to add.

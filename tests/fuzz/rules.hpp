@@ -106,6 +106,22 @@ bool valid(const Tensor &w, const nf4_matmul_args &args, bool gradient) {
          (!has_lora(args) || valid_lora(w, args));
 }
 
+// The gradients that are wanted.
+inline bool has_da(const nf4_lora_grad_args &args) { return args.da != nullptr && args.cols != 0; }
+inline bool has_db(const nf4_lora_grad_args &args) { return args.db != nullptr && args.rows != 0; }
+inline bool valid(const nf4_lora_grad_args &args) {
+  return args.struct_size == sizeof args && valid_dtype(args.dtype) &&
+         (args.grad_dtype == NF4_DTYPE_FP32 || args.grad_dtype == args.dtype) && args.rank >= 1 &&
+         args.rank <= 128 && std::isfinite(args.scale) && args.m >= 0 && args.rows >= 0 &&
+         args.cols >= 0 &&
+         (!has_da(args) || (valid_stride(args.m, args.x_stride, args.cols) &&
+                            valid_stride(args.m, args.rank, args.rank) &&
+                            valid_stride(args.rank, args.da_stride, args.cols))) &&
+         (!has_db(args) || (valid_stride(args.m, args.dy_stride, args.rows) &&
+                            valid_stride(args.m, args.rank, args.rank) &&
+                            valid_stride(args.rows, args.db_stride, args.rank)));
+}
+
 inline bool valid_experts(const nf4_tensor &w, int32_t experts) {
   if (experts <= 0) return experts == 0 && w.rows == 0;
   return w.rows % experts == 0 && (experts == 1 || elements(w) / experts % w.blocksize == 0);

@@ -40,6 +40,8 @@ std::vector<AbiCall> all_calls(const Memory &memory) {
         calls.matmul(kFp16, size, false, m, 0, gradient);
         if (m <= 16 || gradient) calls.matmul(kFp32, size, true, m, 8, gradient);
       }
+      for (const int rank : {8, 33, 64}) calls.lora_grad(kBf16, size, m, rank);
+      calls.lora_grad(kFp32, size, m, 16);
       calls.batch(kBf16, size, m, 3);
     }
   for (const Size size : {Size{1536, 2048}, {2880, 2880}, {64, 192}})
@@ -77,6 +79,7 @@ std::vector<AbiCall> some_calls(const Memory &memory) {
       calls.matmul(kBf16, kSize, true, m, rank, true);
     }
   calls.matmul(kBf16, {14336, 4096}, true, 2048, 0, false);
+  calls.lora_grad(kBf16, kSize, 512, 16);
   calls.batch(kBf16, kSize, 1, 3);
   calls.batch(kBf16, kSize, 300, 2);
   for (const int64_t m : {8, 4096}) {
@@ -108,7 +111,7 @@ AbiCall random_call(uint64_t number, const Memory &memory) {
   const Size expert{std::min<int64_t>(eights.rows, 8192), std::min<int64_t>(eights.cols, 8192) * 4};
   const int experts = static_cast<int>(rng.between(1, 130));
   const int rank = rng.one_in(2) ? 0 : static_cast<int>(rng.between(1, 128));
-  switch (rng.below(12)) {
+  switch (rng.below(13)) {
     case 0:
       calls.dequant(dtype, size, nested);
       break;
@@ -141,6 +144,9 @@ AbiCall random_call(uint64_t number, const Memory &memory) {
       break;
     case 10:
       calls.int4_grouped(layout, expert, experts, m, index);
+      break;
+    case 11:
+      calls.lora_grad(dtype, size, m, std::max(rank, 1));
       break;
     default:
       calls.int4_matmul(layout, dtype16, eights, m, index);

@@ -73,6 +73,33 @@ class CallBuilder {
         });
   }
 
+  // Of both matrices, or of one of them.
+  void lora_grad(nf4_dtype dtype, Size size, int64_t m, int rank) {
+    nf4_lora_grad_args args{};
+    args.struct_size = sizeof args;
+    args.dtype = dtype;
+    args.grad_dtype = one_in(2) ? NF4_DTYPE_FP32 : dtype;
+    args.rank = rank;
+    args.scale = 0.5f;
+    args.m = m;
+    args.rows = size.rows;
+    args.cols = size.cols;
+    args.x_stride = stride(size.cols, m);
+    args.x = take<void>(strided_bytes(m, args.x_stride, size.cols));
+    args.dy_stride = stride(size.rows, m);
+    args.dy = take<void>(strided_bytes(m, args.dy_stride, size.rows));
+    args.p = take<void>(m * rank * 4);
+    args.q = take<void>(m * rank * 4);
+    args.da_stride = stride(size.cols, rank);
+    args.db_stride = stride(rank, size.rows);
+    if (!one_in(4)) args.da = take<void>(strided_bytes(rank, args.da_stride, size.cols));
+    if (args.da == nullptr || !one_in(4))
+      args.db = take<void>(strided_bytes(size.rows, args.db_stride, rank));
+    add("nf4_lora_grad_launch",
+        text(dtype, size, false) + words(", m %lld, rank %d", static_cast<long long>(m), rank),
+        false, [=](nf4_stream stream) { return nf4_lora_grad_launch(&args, stream); });
+  }
+
   void batch(nf4_dtype dtype, Size size, int64_t m, int count) {
     batch(
         "nf4_matmul_batch_launch", nf4_matmul_batch_workspace_size, nf4_matmul_batch_launch,

@@ -135,6 +135,30 @@ static void products(void) {
   OK(nf4_matmul_cpu(&weight, &args, 1));
   CHECK(p[0] == 3 && y[0] == dense[5] + 12 && y[1] == dense[COLS + 5]);
 
+  /* scale q^T x and scale dy^T p, of one row each. */
+  const float q[1] = {5}, dy[ROWS] = {0, 1, 0, 7};
+  float da[COLS], db[ROWS];
+  const nf4_lora_grad_args of_adapter = {.struct_size = sizeof of_adapter,
+                                         .dtype = NF4_DTYPE_FP32,
+                                         .grad_dtype = NF4_DTYPE_FP32,
+                                         .rank = 1,
+                                         .scale = 2,
+                                         .m = 1,
+                                         .rows = ROWS,
+                                         .cols = COLS,
+                                         .x = x,
+                                         .x_stride = COLS,
+                                         .dy = dy,
+                                         .dy_stride = ROWS,
+                                         .p = p,
+                                         .q = q,
+                                         .da = da,
+                                         .da_stride = COLS,
+                                         .db = db,
+                                         .db_stride = 1};
+  OK(nf4_lora_grad_cpu(&of_adapter, 1));
+  CHECK(da[5] == 10 && da[6] == 0 && db[0] == 0 && db[3] == 42);
+
   const nf4_tensor *const weights[] = {&weight, &weight};
   const nf4_matmul_args both[] = {product(x, COLS, y, ROWS), product(x, COLS, y + ROWS, ROWS)};
   OK(nf4_matmul_batch_workspace_size(weights, both, 2, &bytes));
@@ -264,6 +288,7 @@ static void launches(void) {
   REFUSED(nf4_quantize_launch(NULL, NF4_DTYPE_BF16, &weight, NULL, 0, NULL));
   REFUSED(nf4_matmul_launch(&weight, NULL, NULL, 0, NULL));
   REFUSED(nf4_matmul_grad_launch(&weight, NULL, NULL, 0, NULL));
+  REFUSED(nf4_lora_grad_launch(NULL, NULL));
   REFUSED(nf4_matmul_batch_launch(NULL, NULL, 1, NULL, 0, NULL));
   REFUSED(nf4_matmul_plan(NULL, NULL, 1, 0, NULL, NULL));
   REFUSED(nf4_matmul_grouped_launch(&weight, NULL, NULL, 0, NULL));

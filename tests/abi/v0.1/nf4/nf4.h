@@ -140,6 +140,31 @@ NF4_API nf4_status nf4_matmul_grad_launch(const nf4_tensor *weight, const nf4_ma
 NF4_API nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
                                        int32_t threads);
 
+typedef struct nf4_lora_grad_args {
+  size_t struct_size;
+  nf4_dtype dtype;
+  nf4_dtype grad_dtype;
+  int32_t rank;
+  float scale;
+  int64_t m;
+  int64_t rows;
+  int64_t cols;
+  const void *x;
+  int64_t x_stride;
+  const void *dy;
+  int64_t dy_stride;
+  const void *p;
+  const void *q;
+  void *da;
+  int64_t da_stride;
+  void *db;
+  int64_t db_stride;
+} nf4_lora_grad_args;
+
+NF4_API nf4_status nf4_lora_grad_launch(const nf4_lora_grad_args *args, nf4_stream stream);
+
+NF4_API nf4_status nf4_lora_grad_cpu(const nf4_lora_grad_args *args, int32_t threads);
+
 #define NF4_MATMUL_BATCH_MAX 64
 
 NF4_API nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
