@@ -184,6 +184,28 @@ def test_overlaps_have_the_names_of_the_arguments(rng):
         nf4.lora_grad(x, grad_y, p, q, out=[out_a, out_b])
 
 
+FAR = (1 << 59, 2)
+FAR_STRIDES = {
+    "rows * stride of x is 8 *": {"x": CudaArray(HIGH, "bf16", 8, COLS, strides=FAR)},
+    "rows * stride of grad_y is 8 *": {"grad_y": CudaArray(HIGH, "bf16", 8, ROWS, strides=FAR)},
+    "rank * stride of out[0] is 8 *": {
+        "out": [CudaArray(HIGH, "bf16", RANK, COLS, strides=FAR), HIGH]
+    },
+    "rows * stride of out[1] is 24 *": {
+        "out": [HIGH, CudaArray(HIGH, "bf16", ROWS, RANK, strides=FAR)]
+    },
+}
+
+
+@pytest.mark.parametrize("message", FAR_STRIDES)
+def test_strides_that_are_too_far_are_named(message):
+    """By the library, which has not looked at memory then."""
+    shapes = {"x": (8, COLS), "grad_y": (8, ROWS), "p": (8, RANK), "q": (8, RANK)}
+    given = {name: CudaArray(HIGH, "bf16", *shape) for name, shape in shapes.items()}
+    with pytest.raises(nf4.InvalidArgument, match=re.escape(message)):
+        nf4.lora_grad(**given | {"out": [HIGH, HIGH]} | FAR_STRIDES[message])
+
+
 # ---- What is passed for device memory ----------------------------------------------------
 
 
