@@ -1,6 +1,5 @@
 // Products of dense matrices in 16 bits by cuBLAS, on the handle that torch has for its current
-// device and stream: torch's own addmm, also with another dtype for its result, without what the
-// host does around it.
+// device and stream: torch's own addmm without what the host does around it.
 #ifndef NF4_BLAS_HPP
 #define NF4_BLAS_HPP
 
@@ -58,38 +57,27 @@ inline bool read_rows(const dl_tensor &view, Rows &found) {
          fits(found.cols, 1) && fits(found.stride, 1);
 }
 
-// Can left and right, of as many rows, be multiplied on torch's current device, for a contiguous
-// result of a dtype?
-inline bool can_multiply(const Rows &left, const Rows &right, nf4_dtype out) {
+// Is the matrix on torch's current device, and is cuBLAS there?
+inline bool can_multiply(const Rows &left) {
   int32_t device = -1;
-  return blas.gemm != nullptr && left.rows == right.rows && left.dtype == right.dtype &&
-         left.device == right.device && (out == left.dtype || out == NF4_DTYPE_FP32) &&
-         blas.device(&device) == 0 && device == left.device;
+  return blas.gemm != nullptr && blas.device(&device) == 0 && device == left.device;
 }
 
-enum class Left { kPlain, kTransposed };
-
-// out = scale left right + kept out, summed in binary32.
-inline void multiply(Left how, const Rows &left, const Rows &right, float scale, float kept,
-                     void *out, nf4_dtype out_dtype) {
-  constexpr int kNoTranspose = 0, kTranspose = 1, kCompute32F = 68, kDefault = -1;
+// out = scale left right + kept out, contiguous, all of one dtype; summed in binary32.
+inline void multiply(const Rows &left, const Rows &right, float scale, float kept, void *out) {
+  constexpr int kNoTranspose = 0, kCompute32F = 68, kDefault = -1;
   constexpr int kDefaultMath = 0, kNoReducedPrecisionReduction = 16;
-  const auto type_of = [](nf4_dtype dtype) {  // cudaDataType
-    return dtype == NF4_DTYPE_FP32 ? 0 : dtype == NF4_DTYPE_FP16 ? 2 : 14;
-  };
   void *handle = nullptr;
   require_torch(blas.handle(&handle), "find its cuBLAS handle");
-  const bool transposed = how == Left::kTransposed;
-  const int type = type_of(left.dtype), cols = static_cast<int>(right.cols);
-  const int rows = static_cast<int>(transposed ? left.cols : left.rows);
+  const int type = left.dtype == NF4_DTYPE_FP16 ? 2 : 14;  // cudaDataType
+  const int rows = static_cast<int>(left.rows), cols = static_cast<int>(right.cols);
   // cuBLAS is column-major, and so computes out^T = right^T left^T.
   int failed = blas.set_math_mode(handle, kNoReducedPrecisionReduction);
   if (failed == 0)
     failed =
-        blas.gemm(handle, kNoTranspose, transposed ? kTranspose : kNoTranspose, cols, rows,
-                  static_cast<int>(right.rows), &scale, right.data, type,
-                  static_cast<int>(right.stride), left.data, type, static_cast<int>(left.stride),
-                  &kept, out, type_of(out_dtype), cols, kCompute32F, kDefault);
+        blas.gemm(handle, kNoTranspose, kNoTranspose, cols, rows, static_cast<int>(right.rows),
+                  &scale, right.data, type, static_cast<int>(right.stride), left.data, type,
+                  static_cast<int>(left.stride), &kept, out, type, cols, kCompute32F, kDefault);
   blas.set_math_mode(handle, kDefaultMath);  // as torch leaves it
   if (failed != 0) throw std::runtime_error("nf4: cuBLAS failed");
 }

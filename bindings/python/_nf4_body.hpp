@@ -35,6 +35,7 @@ struct Nf4 {
   decltype(&nf4_matmul_grad_launch) grad_launch;
   decltype(&nf4_matmul_grad_cpu) grad_cpu;
   decltype(&nf4_matmul_grad_workspace_size) grad_workspace_size;
+  decltype(&nf4_lora_grad_launch) lora_grad_launch;
   decltype(&nf4_matmul_grouped_launch) grouped_launch;
   decltype(&nf4_matmul_grouped_cpu) grouped_cpu;
   decltype(&nf4_matmul_grouped_workspace_size) grouped_workspace_size;
@@ -61,6 +62,7 @@ inline constexpr std::array kNf4{"nf4_dequant_launch",
                                  "nf4_matmul_grad_launch",
                                  "nf4_matmul_grad_cpu",
                                  "nf4_matmul_grad_workspace_size",
+                                 "nf4_lora_grad_launch",
                                  "nf4_matmul_grouped_launch",
                                  "nf4_matmul_grouped_cpu",
                                  "nf4_matmul_grouped_workspace_size",
@@ -135,6 +137,11 @@ inline void multiply_gradient(const Product<Codebook> &product, const dl_tensor 
   in_workspace(needed, grad_y, [&](void *space, nf4_stream stream) {
     return nf4.grad_launch(weight, args, space, needed, stream);
   });
+}
+
+// dA and dB on a GPU.
+inline void launch_lora_grad(const nf4_lora_grad_args &args, const dl_tensor &grad_y) {
+  require(nf4.lora_grad_launch(&args, stream_of(grad_y)));
 }
 
 template <class Weight>

@@ -270,6 +270,50 @@ inline Checked read_adapter(const AdapterViews &given, const dl_tensor &first,
   return {};
 }
 
+// x or dY of an adapter's gradients, [..., columns]; false if libnf4 does not take it.
+inline bool read_wide(const dl_tensor &view, const dl_tensor &first, const nf4_lora_grad_args &args,
+                      const void *&data, int64_t &columns, int64_t &stride) {
+  if (view.ndim < 1) return false;
+  int64_t m = 0;
+  data = address_of(&view);
+  columns = view.shape[view.ndim - 1];
+  return rows_of(&view, columns, &m, &stride) && m == args.m && dtype_of(&view) == args.dtype &&
+         has_memory(&view) && beside(view, first);
+}
+
+// p or q, [..., rank].
+inline bool read_narrow(const dl_tensor &view, const dl_tensor &first,
+                        const nf4_lora_grad_args &args, const void *&data) {
+  int64_t rank = 0, stride = 0;
+  return read_wide(view, first, args, data, rank, stride) && rank == args.rank &&
+         is_contiguous(&view, args.m * rank);
+}
+
+// Fills in all of an adapter's gradients but q and where they are written, which are contiguous and
+// in the dtype of the adapter; false if libnf4 does not take it.
+inline bool read_lora_grad(const dl_tensor &grad_y, const dl_tensor &x, const dl_tensor &p,
+                           const AdapterViews &given, nf4_lora_grad_args &args) {
+  const dl_tensor &a = *given.a, &b = *given.b;
+  const int64_t rank = p.ndim < 1 ? 0 : p.shape[p.ndim - 1];
+  if (rank < 1 || rank > kMostRank) return false;
+  args = {};
+  args.struct_size = sizeof args;
+  args.dtype = dtype_of(&grad_y);
+  args.grad_dtype = dtype_of(&a);
+  args.rank = static_cast<int32_t>(rank);
+  args.scale = static_cast<float>(given.scale);
+  args.m = elements_of(&p) / rank;
+  if (args.dtype == 0 || (args.grad_dtype != args.dtype && args.grad_dtype != NF4_DTYPE_FP32) ||
+      dtype_of(&b) != args.grad_dtype || !beside(a, grad_y) || !beside(b, grad_y) ||
+      !read_wide(grad_y, grad_y, args, args.dy, args.rows, args.dy_stride) ||
+      !read_wide(x, grad_y, args, args.x, args.cols, args.x_stride) ||
+      !read_narrow(p, grad_y, args, args.p))
+    return false;
+  args.da_stride = args.cols;
+  args.db_stride = rank;
+  return true;
+}
+
 }  // namespace nf4_torch
 
 #endif

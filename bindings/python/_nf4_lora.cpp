@@ -67,23 +67,26 @@ PyObject *linear_grad(PyObject *, PyObject *const *arguments, Py_ssize_t count) 
   return made.after([&] { multiply_gradient(product, *grad_y); });
 }
 
-PyDoc_STRVAR(adapter_grad_doc,
-             "adapter_grad(left, right, scale, like)\n--\n\n"
-             "scale left^T right, both [..., columns] of 16 bits on a GPU, in the dtype of `like`, "
-             "new; None if nothing was done.");
-PyObject *adapter_grad(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
-  if (!count_is(count, 4)) return nullptr;
-  View left, right, like;
-  Rows l{}, r{};
-  const auto scale = static_cast<float>(PyFloat_AsDouble(arguments[2]));
-  if (PyErr_Occurred() || !view_of(arguments[0], left) || !view_of(arguments[1], right) ||
-      !view_of(arguments[3], like) || is_negative(arguments[0]) || is_negative(arguments[1]) ||
-      !read_rows(*left, l) || !read_rows(*right, r) || !beside(*like, *left) ||
-      !can_multiply(l, r, dtype_of(&*like)))
+PyDoc_STRVAR(lora_grads_doc,
+             "lora_grads(grad_y, x, p, q, a, b, scale)\n--\n\n"
+             "On a GPU: dA = scale q^T x and dB = scale dY^T p in the dtype of a and b, both new; "
+             "None if nothing was done.");
+PyObject *lora_grads(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+  if (!count_is(count, 7)) return nullptr;
+  PyObject *const *const given_adapter = arguments + 4;
+  View views[4];
+  for (int i = 0; i < 4; ++i)
+    if (!view_of(arguments[i], views[i]) || is_negative(arguments[i])) return none();
+  const auto &[grad_y, x, p, q] = views;
+  AdapterViews adapter{};
+  nf4_lora_grad_args args;
+  if (grad_y->device_type != DL_CUDA || !view_adapter(given_adapter, adapter) ||
+      !read_lora_grad(*grad_y, *x, *p, adapter, args) || !read_narrow(*q, *grad_y, args, args.q))
     return none();
   Outputs made;
-  void *const out = made.matrix(arguments[3], *like, l.cols, r.cols);
-  return made.after([&] { multiply(Left::kTransposed, l, r, scale, 0, out, dtype_of(&*like)); });
+  args.da = made.matrix(given_adapter[0], *adapter.a, args.rank, args.cols);
+  args.db = made.matrix(given_adapter[1], *adapter.b, args.rows, args.rank);
+  return made.after([&, &first = *grad_y] { launch_lora_grad(args, first); });
 }
 
 // One half of an adapter, [rows, cols], in the dtype of x: its memory, or that of `copy`.
@@ -94,6 +97,11 @@ Rows narrowed(const nf4_lora &lora, const void *half, int64_t rows, int64_t cols
   return copy->rows();
 }
 
+bool can_multiply_dense(const Rows &of_y, const nf4_tensor &weight, const nf4_lora &lora) {
+  return can_multiply(of_y) && fits(weight.cols, 1) && fits(lora.a_stride, 1) &&
+         fits(lora.b_stride, 1);
+}
+
 // dX and q = dY B by a dense weight.
 void multiply_dense_gradient(const Product<Codebook> &product, const dl_tensor &grad_y,
                              const Rows &of_y, const nf4_lora &lora, Matrix &q) {
@@ -101,11 +109,11 @@ void multiply_dense_gradient(const Product<Codebook> &product, const dl_tensor &
   std::optional<Matrix> of_a, of_b;
   const Rows a = narrowed(lora, lora.a, lora.rank, weight.cols, lora.a_stride, of_y, of_a);
   const Rows b = narrowed(lora, lora.b, weight.rows, lora.rank, lora.b_stride, of_y, of_b);
-  multiply(Left::kPlain, of_y, b, 1, 0, q.data(), of_y.dtype);
+  multiply(of_y, b, 1, 0, q.data());
   const Matrix dense(weight.rows, weight.cols, of_y.dtype, of_y.device);
   dequantize_to(dense.data(), grad_y, weight);
-  multiply(Left::kPlain, of_y, dense.rows(), 1, 0, product.args.y, of_y.dtype);
-  multiply(Left::kPlain, q.rows(), a, lora.scale, 1, product.args.y, of_y.dtype);
+  multiply(of_y, dense.rows(), 1, 0, product.args.y);
+  multiply(q.rows(), a, lora.scale, 1, product.args.y);
 }
 
 PyDoc_STRVAR(adapted_grads_doc,
@@ -120,22 +128,23 @@ PyObject *adapted_grads(PyObject *, PyObject *const *arguments, Py_ssize_t count
   AdapterViews adapter{};
   Product<Codebook> product;
   nf4_lora lora;
-  Rows of_y{}, of_x{}, of_p{};
+  nf4_lora_grad_args grads;
+  Rows of_y{};
   if (is_int4(arguments[3]) || !view_plain(arguments[0], grad_y) || !view_of(arguments[1], x) ||
       is_negative(arguments[1]) || !view_of(arguments[2], p) ||
       !view_weight(arguments[3], weight) || read_gradient(*grad_y, weight, product) ||
       !view_adapter(given_adapter, adapter) || read_adapter(adapter, *grad_y, product, lora) ||
-      !read_rows(*grad_y, of_y) || !read_rows(*x, of_x) || !read_rows(*p, of_p))
+      !read_rows(*grad_y, of_y) || !read_lora_grad(*grad_y, *x, *p, adapter, grads))
     return none();
-  const int64_t m = product.args.m, cols = product.weight.cols;
-  if (of_x.cols != cols || of_p.cols != lora.rank || !can_multiply(of_y, of_x, lora.dtype) ||
-      !can_multiply(of_y, of_p, lora.dtype))
-    return none();
+  const int64_t m = grads.m, cols = product.weight.cols;
   const bool fused = arguments[7] == Py_True;
+  if (grads.cols != cols || grads.rank != lora.rank ||
+      (!fused && !can_multiply_dense(of_y, product.weight, lora)))
+    return none();
   Outputs made;
   product.args.y = made.take(new_output(arguments[0], *grad_y, cols), *grad_y, m * cols);
-  void *const grad_a = made.matrix(given_adapter[0], *adapter.a, lora.rank, cols);
-  void *const grad_b = made.matrix(given_adapter[1], *adapter.b, of_y.cols, lora.rank);
+  grads.da = made.matrix(given_adapter[0], *adapter.a, grads.rank, cols);
+  grads.db = made.matrix(given_adapter[1], *adapter.b, grads.rows, grads.rank);
   return made.after([&] {
     Matrix q(m, lora.rank, of_y.dtype, of_y.device);
     if (fused) {
@@ -144,8 +153,8 @@ PyObject *adapted_grads(PyObject *, PyObject *const *arguments, Py_ssize_t count
     } else {
       multiply_dense_gradient(product, *grad_y, of_y, lora, q);
     }
-    multiply(Left::kTransposed, q.rows(), of_x, lora.scale, 0, grad_a, lora.dtype);
-    multiply(Left::kTransposed, of_y, of_p, lora.scale, 0, grad_b, lora.dtype);
+    grads.q = q.data();
+    launch_lora_grad(grads, *grad_y);
   });
 }
 
@@ -156,7 +165,7 @@ extern "C" {
 PyMethodDef nf4_lora_methods[] = {
     {"linear_adapted", method(linear_adapted), METH_FASTCALL, linear_adapted_doc},
     {"linear_grad", method(linear_grad), METH_FASTCALL, linear_grad_doc},
-    {"adapter_grad", method(adapter_grad), METH_FASTCALL, adapter_grad_doc},
+    {"lora_grads", method(lora_grads), METH_FASTCALL, lora_grads_doc},
     {"adapted_grads", method(adapted_grads), METH_FASTCALL, adapted_grads_doc},
     {nullptr, nullptr, 0, nullptr},
 };

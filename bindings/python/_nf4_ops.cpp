@@ -172,7 +172,7 @@ PyObject *names(const char *const *first, size_t count) {
 PyDoc_STRVAR(functions_doc,
              "operator_functions()\n--\n\n"
              "The names of the functions that register_operators needs: libtorch's, libnf4's, and "
-             "those of cuBLAS and libtorch that a GPU's adapter_grad needs.");
+             "those of cuBLAS and libtorch by which adapted_grads multiplies by a dense weight.");
 PyObject *functions(PyObject *, PyObject *) {
   return Py_BuildValue("NNN", names(kTorch.data(), kTorch.size()), names(kNf4.data(), kNf4.size()),
                        names(kBlas.data(), kBlas.size()));
@@ -183,7 +183,7 @@ PyDoc_STRVAR(register_doc,
              "Makes linear and dequantize work, and registers kernels for operators that are "
              "defined: by the types torch.Tensor and torch.nn.Parameter and by the addresses of "
              "functions. The last of torch's may be 0: it has no CUDA then. `blas` may be empty: "
-             "adapter_grad does nothing then. Call it once.");
+             "adapted_grads makes no dense weight then. Call it once.");
 PyObject *register_operators(PyObject *, PyObject *arguments) {
   PyObject *tensor, *parameter, *of_torch, *of_nf4, *of_blas;
   if (!PyArg_ParseTuple(arguments, "OOOOO", &tensor, &parameter, &of_torch, &of_nf4, &of_blas))

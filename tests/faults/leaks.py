@@ -3,8 +3,9 @@
     leaks.py CALLS
 
 Half of them go through the extension module, if there is one, half through ctypes: quantize,
-dequantize, matmul, with and without an output, integers, and wrong calls. After the first tenth,
-which fills what Python and the C library keep, the resident memory may grow by a quarter of a MiB.
+dequantize, matmul, with and without an output, gradients, integers, and wrong calls. After the
+first tenth, which fills what Python and the C library keep, the resident memory may grow by a
+quarter of a MiB.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _calls() -> list[Callable[[], object]]:
     dense = rng.standard_normal((8, 64)).astype(np.float32)
     x = rng.standard_normal((2, 64)).astype(np.float16)
     weight, integers = nf4.quantize(dense), nf4.quantize_int4(dense, group_size=32)
-    out = np.empty((2, 8), np.float16)
+    out, of_rank = np.empty((2, 8), np.float16), np.ones((2, 4), np.float16)
 
     def wrong() -> None:
         with contextlib.suppress(nf4.InvalidArgument):
@@ -50,6 +51,7 @@ def _calls() -> list[Callable[[], object]]:
         lambda: nf4.matmul(x, weight),
         lambda: nf4.matmul(x, weight, out=out),
         lambda: nf4.matmul_grad(out, weight),
+        lambda: nf4.lora_grad(x, out, of_rank, of_rank),
         lambda: nf4.matmul(x, integers),
         lambda: nf4.dequantize(integers),
         wrong,

@@ -202,7 +202,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(_fast, "linear_adapted", lambda *_: None)
         monkeypatch.setattr(_fast, "linear_grad", lambda *_: None)
         monkeypatch.setattr(_fast, "linear_grouped", lambda *_: None)
-        monkeypatch.setattr(_fast, "adapter_grad", lambda *_: None)
+        monkeypatch.setattr(_fast, "lora_grads", lambda *_: None)
         monkeypatch.setattr(_fast, "adapted_grads", lambda *_: None)
     elif not _fast.registered:
         pytest.skip("the extension module _nf4_fast is not built")

@@ -25,6 +25,7 @@ typedef struct fake_call {
   int32_t gradient;
   nf4_lora lora; /* of a matmul that has one */
   nf4_grouped_args grouped;
+  nf4_lora_grad_args lora_grad;
 } fake_call;
 
 NF4_API fake_call fake_last;
@@ -150,6 +151,16 @@ nf4_status nf4_matmul_grad_launch(const nf4_tensor *weight, const nf4_matmul_arg
 nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
                                int32_t threads) {
   fake_call call = {.weight = *weight, .matmul = *args, .threads = threads, .gradient = 1};
+  return record(call);
+}
+
+nf4_status nf4_lora_grad_launch(const nf4_lora_grad_args *args, nf4_stream stream) {
+  fake_call call = {.lora_grad = *args, .stream = stream};
+  return record(call);
+}
+
+nf4_status nf4_lora_grad_cpu(const nf4_lora_grad_args *args, int32_t threads) {
+  fake_call call = {.lora_grad = *args, .threads = threads};
   return record(call);
 }
 

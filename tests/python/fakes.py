@@ -33,6 +33,7 @@ class Call(ctypes.Structure):
         ("gradient", ctypes.c_int32),
         ("lora", _abi.Lora),
         ("grouped", _abi.GroupedArgs),
+        ("lora_grad", _abi.LoraGradArgs),
     ]
 
 

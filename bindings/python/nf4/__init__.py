@@ -18,6 +18,7 @@ from nf4._dequantize import dequantize
 from nf4._grouped import matmul_grouped, matmul_grouped_grad, matmul_grouped_workspace_bytes
 from nf4._load import get_include, get_library, library_path
 from nf4._lora import Lora
+from nf4._lora_grad import lora_grad
 from nf4._matmul import matmul, matmul_grad, matmul_workspace_bytes
 from nf4._matmul_batch import matmul_batch, matmul_batch_workspace_bytes
 from nf4._quantize import quantize
@@ -70,6 +71,7 @@ __all__ = [
     "get_library",
     "library_path",
     "load",
+    "lora_grad",
     "matmul",
     "matmul_batch",
     "matmul_batch_workspace_bytes",

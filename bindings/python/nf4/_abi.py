@@ -110,6 +110,29 @@ class MatmulArgs(Structure):
     ]
 
 
+class LoraGradArgs(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("dtype", Dtype),
+        ("grad_dtype", Dtype),
+        ("rank", c_int32),
+        ("scale", c_float),
+        ("m", c_int64),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("dy", c_void_p),
+        ("dy_stride", c_int64),
+        ("p", c_void_p),
+        ("q", c_void_p),
+        ("da", c_void_p),
+        ("da_stride", c_int64),
+        ("db", c_void_p),
+        ("db_stride", c_int64),
+    ]
+
+
 class GroupedArgs(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -198,6 +221,8 @@ FUNCTIONS = {
     "nf4_matmul_grad_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
     "nf4_matmul_grad_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
     "nf4_matmul_grad_cpu": (Status, [c_void_p, c_void_p, c_int32]),
+    "nf4_lora_grad_launch": (Status, [c_void_p, Stream]),
+    "nf4_lora_grad_cpu": (Status, [c_void_p, c_int32]),
     "nf4_matmul_batch_workspace_size": (
         Status,
         [c_void_p, c_void_p, c_size_t, POINTER(c_size_t)],

@@ -46,17 +46,18 @@ def new_output(
     torch: Device | None,
     on_device: bool | None,
     stream: int | None,
+    name: str = "out",
 ) -> np.ndarray | Tensor:
     """An uninitialised output for work on `stream`: a tensor on a device of torch, a numpy array
-    for all else in host memory."""
+    for all else in host memory. `name` is the argument's, for messages."""
     if torch is not None:
         return torch.new(shape, dtype, stream)
     if on_device is not False:
-        raise InvalidArgument("out is None; expected an array of device memory")
+        raise InvalidArgument(f"{name} is None; expected an array of device memory")
     try:
         return _new_array(shape, _convert.NUMPY_DTYPES[dtype])
     except ValueError as error:
-        raise InvalidArgument(f"out of shape {shown(shape)}: {error}") from None
+        raise InvalidArgument(f"{name} of shape {shown(shape)}: {error}") from None
 
 
 def workspace(

@@ -45,6 +45,14 @@ def integer(name: str, value: Any, bits: int) -> int:
     return number
 
 
+def real(name: str, value: Any) -> float:
+    """A float."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(f"{name} is {shown(value)}; expected a number") from None
+
+
 def count(name: str, value: Any) -> int:
     """An integer of 0 or more."""
     number = integer(name, value, 64)

@@ -63,15 +63,11 @@ def read_lora(
         if operands[-1].torch is None:
             operands[-1].require_writable()
         address = operands[-1].address
-    try:
-        scale = float(lora.scale)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidArgument(f"lora.scale is {shown(lora.scale)}; expected a number") from None
     made = _abi.Lora(
         ctypes.sizeof(_abi.Lora),
         _convert.DTYPES[a.dtype],
         rank,
-        scale,
+        _convert.real("lora.scale", lora.scale),
         0,
         a.address,
         a.row_stride(weight.cols),

@@ -96,9 +96,9 @@ def require_output(y: Operand, shape: tuple[int, ...], dtype: str, like: str) ->
     if y.torch is None:  # every tensor may be written
         y.require_writable()
     if y.shape is not None and y.shape != shape:
-        raise InvalidArgument(f"out is of shape {y.shape}; expected {shape}")
+        raise InvalidArgument(f"{y.name} is of shape {y.shape}; expected {shape}")
     if y.dtype is not None and y.dtype != dtype:
-        raise InvalidArgument(f"out is of {y.dtype}; expected {dtype}, as {like} is")
+        raise InvalidArgument(f"{y.name} is of {y.dtype}; expected {dtype}, as {like} is")
 
 
 def device_workspace(

@@ -46,6 +46,7 @@ class Operands:
         self.scale = ALPHA / RANK
         self.y, self.grad_x = torch.empty_like(self.grad_y), torch.empty_like(self.x)
         self.product = torch.empty(m, RANK, **options)
+        self.grads = torch.empty_like(self.a), torch.empty_like(self.b)
 
     def lora(self) -> nf4.Lora:
         return nf4.Lora(self.a, self.b, self.scale, self.product)
@@ -90,17 +91,13 @@ def _adapted(each: Operands, bitsandbytes: Any) -> Calls:
 def _adapted_backward(each: Operands, bitsandbytes: Any) -> Calls:
     p = torch.nn.functional.linear(each.x, each.a)
 
-    def of_adapter(q: Tensor) -> tuple[Tensor, Tensor]:
-        return (
-            torch.addmm(each.a, q.t(), each.x, beta=0, alpha=each.scale),
-            torch.addmm(each.b, each.grad_y.t(), p, beta=0, alpha=each.scale),
-        )
-
     def libnf4(stream: int) -> Tensor:
         made = nf4.matmul_grad(
             each.grad_y, each.quantized, lora=each.lora(), out=each.grad_x, stream=stream
         )
-        of_adapter(each.product)
+        nf4.lora_grad(
+            each.x, each.grad_y, p, each.product, each.scale, out=each.grads, stream=stream
+        )
         return made
 
     def as_peft(stream: int) -> Tensor:

@@ -16,6 +16,7 @@ STRUCTS = {
     "nf4_sizes": _abi.Sizes,
     "nf4_lora": _abi.Lora,
     "nf4_matmul_args": _abi.MatmulArgs,
+    "nf4_lora_grad_args": _abi.LoraGradArgs,
     "nf4_grouped_args": _abi.GroupedArgs,
     "nf4_int4_tensor": _abi.Int4Tensor,
     "nf4_int4_sizes": _abi.Int4Sizes,
@@ -43,6 +44,7 @@ CTYPES = {
     "nf4_int4_tensor *": ctypes.c_void_p,
     "nf4_int4_tensor **": ctypes.c_void_p,
     "nf4_matmul_args *": ctypes.c_void_p,
+    "nf4_lora_grad_args *": ctypes.c_void_p,
     "nf4_grouped_args *": ctypes.c_void_p,
 }
 

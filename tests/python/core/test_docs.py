@@ -39,7 +39,7 @@ def test_every_block_is_python():
         "README.md": 3,
         "docs/cli.md": 1,
         "docs/experts.md": 6,
-        "docs/python.md": 5,
+        "docs/python.md": 6,
         "docs/pytorch.md": 4,
         "docs/several-gpus.md": 5,
     }
@@ -59,15 +59,29 @@ def test_on_numpy_arrays(page, which, tmp_path, monkeypatch):
     assert round(made["q"].bits_per_weight, 3) == 4.127
 
 
-def test_on_integer_weights():
+def test_gradients_of_an_adapter():
     made = run("docs/python.md", slice(3, 4))
+    dense = nf4.dequantize(made["w"]).astype(np.float64)
+    whole = dense + made["scale"] * (made["b"].astype(np.float64) @ made["a"])
+    grad = made["x"] @ whole.T - made["target"]
+    expected = (
+        grad @ whole,
+        made["scale"] * (grad @ made["b"]).T @ made["x"],
+        made["scale"] * grad.T @ (made["x"] @ made["a"].T),
+    )
+    for name, other in zip(("grad_x", "grad_a", "grad_b"), expected, strict=True):
+        np.testing.assert_allclose(made[name], other, atol=1e-5 * np.abs(other).max())
+
+
+def test_on_integer_weights():
+    made = run("docs/python.md", slice(4, 5))
     assert made["back"].shape == (512, 1024) and made["back"].dtype == np.float16
     assert made["y"].shape == (2, 512)
 
 
 def test_tensors_of_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = run("docs/python.md", slice(4, 5))
+    made = run("docs/python.md", slice(5, 6))
     assert np.array_equal(made["up"].packed, made["tensors"]["up.weight"].packed)
 
 
@@ -146,12 +160,12 @@ C_AROUND = """
 enum { cudaSuccess };
 int cudaMalloc(void **, size_t);
 extern void *packed, *absmax, *nested_absmax, *nested_code, *nested_offset;
-extern void *x, *y, *gate_y, *up_y, *out, *a, *b, *p, *qweight, *scales, *qzeros;
-extern void *ends, *token_of_row, *router_weights, *workspace;
+extern void *x, *y, *gate_y, *up_y, *out, *a, *b, *p, *q, *qweight, *scales, *qzeros;
+extern void *dy, *da, *db, *ends, *token_of_row, *router_weights, *workspace;
 extern nf4_tensor gate, up;
 extern nf4_matmul_args args;
 extern size_t bytes;
-extern int64_t tokens;
+extern int64_t m, rows, tokens;
 extern nf4_stream stream;
 """
 
@@ -179,7 +193,7 @@ def test_the_c_of_the_pages_compiles(tmp_path):
             strict = ("-Wall", "-Wextra", "-Werror", "-pedantic", "-Wno-unused-variable")
             compile_c(source, tmp_path / "block.o", "-c", *strict)
             found += 1
-    assert found == 8
+    assert found == 9
 
 
 def test_the_cpp_of_the_headers_compiles(tmp_path):

@@ -48,6 +48,9 @@ def arrays(x: np.ndarray, weight: np.ndarray) -> None:
     assert_type(nf4.dequantize(q, out=4096), int)
     assert_type(nf4.matmul(x, q, bias=x, threads=2), np.ndarray)
     assert_type(nf4.matmul_batch(x, [q, q], bias=[None, x]), list[np.ndarray])
+    assert_type(nf4.lora_grad(x, x, x, x, np.float32(2)), tuple[np.ndarray, np.ndarray])
+    assert_type(nf4.lora_grad(x, None, None, x)[1], None)
+    nf4.lora_grad(x, x, x, x, dtype="fp32", out=[None, 4096])
     assert_type(nf4.matmul_workspace_bytes(q, 3, np.dtype(np.float32)), int)
     assert_type(nf4.matmul_batch_workspace_bytes([q], 3, "bf16"), int)
     assert_type(nf4.quantize(4096, out=q), nf4.QuantizedTensor[np.ndarray])
@@ -73,6 +76,7 @@ def tensors(x: torch.Tensor, weight: torch.Tensor) -> None:
     assert_type(q.packed, torch.Tensor)
     assert_type(nf4.dequantize(q, torch.float16), torch.Tensor)
     assert_type(nf4.matmul(x, q, stream=TorchStream()), torch.Tensor)
+    assert_type(nf4.lora_grad(x, x, x, x), tuple[torch.Tensor, torch.Tensor])
     w4 = nf4.quantize_int4(weight)
     assert_type(w4, nf4.Int4Tensor[torch.Tensor])
     assert_type(nf4.dequantize(w4), torch.Tensor)
@@ -102,6 +106,8 @@ def errors(x: np.ndarray, q: nf4.QuantizedTensor[np.ndarray]) -> None:
     nf4.quantize(x, format="nf5")  # type: ignore[call-overload]
     nf4.matmul(4096, q)  # type: ignore[call-overload]
     nf4.matmul(x, x)  # type: ignore[call-overload]
+    nf4.lora_grad(x, x, 4096, x)  # type: ignore[call-overload]
+    nf4.lora_grad(x, x, x, None)  # type: ignore[call-overload]
     nf4.matmul(x, q, stream="0")  # type: ignore[call-overload]
     nf4.dequantize(q, "fp64")  # type: ignore[call-overload]
     nf4.matmul_workspace_bytes(q, 1, "int8")  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded"), NEEDS_GPU]
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 
+import nf4  # noqa: E402
 from nf4.torch import _fast  # noqa: E402
 from nf4.torch.peft import layers  # noqa: E402
 from torch_gpu_cases import DEVICE, DTYPES, layer_of, x_of  # noqa: E402
@@ -79,23 +80,72 @@ def test_the_gradient_of_a_sum_under_autocast(dtype):
     require_near([grad], [expected], ALLOWED[dtype])
 
 
-@pytest.mark.parametrize("dtype", ALLOWED)
-@pytest.mark.parametrize("narrow", [False, True])
-@pytest.mark.parametrize(("m", "rank", "cols"), [(1, 16, 512), (77, 8, 100), (2048, 128, 1030)])
-def test_the_gradient_of_an_adapters_half(dtype, narrow, m, rank, cols):
-    """Rows of x are further apart than they are long; the same bits each time, and in a graph."""
+def matrices(dtype, m, rank, cols, rows):
+    """grad_y, x, p and q; rows of grad_y and x are further apart than they are long, and those of
+    grad_y begin at any element."""
     made = DTYPES[dtype]
-    like = torch.empty(1, device=DEVICE, dtype=made if narrow else torch.float32)
-    p = torch.randn(m, rank, device=DEVICE).to(made)
+    grad_y = torch.randn(m, rows + 3, device=DEVICE).to(made)[:, 1 : rows + 1]
     x = torch.randn(m, cols + 6, device=DEVICE).to(made)[:, :cols]
-    found = _fast.adapter_grad(p, x, 1.5, like)
-    assert found.dtype == like.dtype
-    require_near([found], [1.5 * (p.double().t() @ x.double())], ALLOWED[dtype] if narrow else 2e-6)
+    p, q = (torch.randn(m, rank, device=DEVICE).to(made) for _ in range(2))
+    return grad_y, x, p, q
+
+
+def halves(grad_y, x, p, q):
+    """dA and dB of a scale of 1.5."""
+    return 1.5 * (q.double().t() @ x.double()), 1.5 * (grad_y.double().t() @ p.double())
+
+
+@pytest.mark.parametrize("dtype", [*ALLOWED, "fp32"])
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(
+    ("m", "rank", "cols", "rows"),
+    [(0, 8, 64, 48), (1, 16, 512, 384), (77, 8, 100, 33), (2048, 128, 1030, 520)],
+)
+def test_the_gradients_of_an_adapter(dtype, narrow, m, rank, cols, rows):
+    """The same bits each time, and in a graph."""
+    like = torch.empty(1, device=DEVICE, dtype=DTYPES[dtype] if narrow else torch.float32)
+    given = matrices(dtype, m, rank, cols, rows)
+    found = _fast.lora_grads(*given, like, like, 1.5)
+    assert {each.dtype for each in found} == {like.dtype}
+    require_near(found, halves(*given), ALLOWED.get(dtype, 2e-6) if narrow else 2e-6)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        again = _fast.adapter_grad(p, x, 1.5, like)
+        again = _fast.lora_grads(*given, like, like, 1.5)
     graph.replay()
-    assert torch.equal(again, found)
+    assert all(map(torch.equal, again, found))
+
+
+@pytest.mark.parametrize("dtype", [*ALLOWED, "fp32"])
+@pytest.mark.parametrize("of", ["own", "fp32"])
+def test_lora_grad_is_the_same(dtype, of):
+    """nf4.lora_grad, with outputs of its own and of the caller's, both and each alone, on another
+    stream."""
+    grad_y, x, p, q = matrices(dtype, 50, 16, 256, 192)
+    like = torch.empty(1, device=DEVICE, dtype=DTYPES[dtype if of == "own" else of])
+    expected = _fast.lora_grads(grad_y, x, p, q, like, like, 1.5)
+    stream, wide = torch.cuda.Stream(), like.new_zeros(16, 300)
+    stream.wait_stream(torch.cuda.current_stream())
+    options = {"dtype": like.dtype, "stream": stream}
+    both = nf4.lora_grad(x, grad_y, p, q, 1.5, **options)
+    of_a = nf4.lora_grad(x, None, None, q, 1.5, out=[wide[:, :256], None], **options)
+    of_b = nf4.lora_grad(None, grad_y, p, None, 1.5, **options)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert of_a[1] is None and of_b[0] is None
+    require_near(expected, halves(grad_y, x, p, q), ALLOWED.get(dtype, 2e-6))
+    for found in (both, (of_a[0], of_b[1])):
+        require_near(found, expected, 1e-6 if of == "fp32" else ALLOWED.get(dtype, 1e-6))
+    assert all(map(torch.equal, both, expected)) and not wide[:, 256:].any()
+
+
+def test_an_x_without_a_gradient(monkeypatch):
+    """As that of a model's first layer: dA and dB are one call."""
+    layer, made, grads = adapted("bf16", "fp32", 8), [], _fast.lora_grads
+    monkeypatch.setattr(_fast, "lora_grads", lambda *each: (made.append(grads(*each)), made[-1])[1])
+    x, grad_y = x_of(17, IN), x_of(17, OUT)
+    layer(x).backward(grad_y)
+    found = [half["default"].weight.grad for half in (layer.lora_A, layer.lora_B)]
+    assert len(made) == 1 and all(map(torch.equal, made[0], found))
+    require_near(found, reference(layer, x, grad_y)[2:], ALLOWED["bf16"])
 
 
 @pytest.mark.parametrize("dtype", ALLOWED)
@@ -133,16 +183,25 @@ def test_one_call_is_all_of_a_layers_backward_pass(rows, monkeypatch):
     assert len(made) == 1 and all(map(torch.equal, made[0], (each.grad for each in parameters)))
 
 
-def test_what_an_adapters_gradient_leaves_to_torch():
-    p, x = (torch.randn(4, cols, device=DEVICE).bfloat16() for cols in (8, 64))
-    like = torch.empty(1, device=DEVICE)
-    for arguments in (
-        (p.float(), x.float(), 1.5, like),
-        (p, x.half(), 1.5, like),
-        (p, x[:1].expand(4, 64), 1.5, like),
-        (p[:3], x, 1.5, like),
-        (p[:0], x[:0], 1.5, like),
-        (p, x, 1.5, like.half()),
-        (p, x, 1.5, like.cpu()),
+def test_what_gradients_of_an_adapter_leave_to_torch():
+    grad_y, x, p, q = (torch.randn(4, n, device=DEVICE).bfloat16() for n in (48, 64, 8, 8))
+    a = b = torch.empty(1, device=DEVICE)
+    given = {"grad_y": grad_y, "x": x, "p": p, "q": q, "a": a, "b": b}
+    wide = torch.randn(4, 129, device=DEVICE).bfloat16()
+    for change in (
+        {"x": x.half()},
+        {"grad_y": grad_y[:1].expand(4, 48)},
+        {"x": x.t().contiguous().t()},
+        {"x": torch._neg_view(x)},
+        {"p": p[:3]},
+        {"q": q[:, :7]},
+        {"q": torch.cat([q, q], 1)[:, :8]},
+        {"q": q.cpu()},
+        {"p": wide, "q": wide},
+        {"a": a.bfloat16()},
+        {"a": a.half(), "b": b.half()},
+        {"a": a.cpu(), "b": b.cpu()},
     ):
-        assert _fast.adapter_grad(*arguments) is None
+        assert _fast.lora_grads(*(given | change).values(), 1.5) is None
+    assert _fast.lora_grads(*given.values(), "1.5") is None
+    assert _fast.lora_grads(*given.values(), 1.5) is not None

@@ -138,17 +138,22 @@ def test_a_wrong_number_of_arguments(arguments):
     with pytest.raises(TypeError, match="arguments; expected"):
         _fast.linear_grad(*arguments)
     with pytest.raises(TypeError, match="arguments; expected"):
-        _fast.adapter_grad(*arguments)
+        _fast.lora_grads(*arguments)
     with pytest.raises(TypeError, match="arguments; expected"):
         _fast.adapted_grads(*arguments)
 
 
-def test_an_adapters_gradient_is_left_to_torch_on_a_cpu():
+def test_gradients_of_an_adapter_are_left_to_torch_on_a_cpu():
     """And where an argument is of another kind; test_gpu_peft.py has what it does on a GPU."""
-    p, x = torch.randn(4, 8).bfloat16(), torch.randn(4, IN).bfloat16()
-    for arguments in ((p, x, SCALE, A), (p, x, "1", A), (None, x, SCALE, A), (p, x, SCALE, None)):
-        assert _fast.adapter_grad(*arguments) is None
-    weight, grad_y = layer(torch.bfloat16).parts(), torch.randn(4, OUT).bfloat16()
+    p, q, x, grad_y = (torch.randn(4, columns).bfloat16() for columns in (8, 8, IN, OUT))
+    for arguments in (
+        (grad_y, x, p, q, A, B, SCALE),
+        (grad_y, x, p, q, A, B, "1"),
+        (grad_y, x, p, None, A, B, SCALE),
+        (grad_y, x, p, q, A, None, SCALE),
+    ):
+        assert _fast.lora_grads(*arguments) is None
+    weight = layer(torch.bfloat16).parts()
     for fused in (False, True):
         assert _fast.adapted_grads(grad_y, x, p, weight, A, B, SCALE, fused) is None
 

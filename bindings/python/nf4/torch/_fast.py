@@ -50,9 +50,11 @@ def linear_grad(
     return None
 
 
-def adapter_grad(left: Tensor, right: Tensor, scale: float, like: Tensor) -> Tensor | None:
-    """scale left^T right in the dtype of `like`, both [..., columns] of 16 bits on the current GPU,
-    by cuBLAS; None if nothing was done."""
+def lora_grads(
+    grad_y: Tensor, x: Tensor, p: Tensor, q: Tensor, a: Tensor, b: Tensor, scale: float
+) -> tuple[Tensor, Tensor] | None:
+    """On a GPU dA = scale q^T x and dB = scale dY^T p, in the dtype of A and B; None if nothing was
+    done."""
     return None
 
 
@@ -66,8 +68,8 @@ def adapted_grads(
     scale: float,
     fused: bool,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """For y and p of linear_adapted in 16 bits on the current GPU: dX, dA and dB; None if nothing
-    was done. fused: without a dense weight."""
+    """For y and p of linear_adapted in 16 bits on a GPU: dX, dA and dB; None if nothing was done.
+    fused: without a dense weight."""
     return None
 
 
@@ -132,7 +134,7 @@ if registered:
     linear, dequantize = _prepared._nf4_fast.linear, _prepared._nf4_fast.dequantize
     linear_adapted = _prepared._nf4_fast.linear_adapted
     linear_grad = _prepared._nf4_fast.linear_grad
-    adapter_grad = _prepared._nf4_fast.adapter_grad
+    lora_grads = _prepared._nf4_fast.lora_grads
     adapted_grads = _prepared._nf4_fast.adapted_grads
     linear_grouped = _prepared._nf4_fast.linear_grouped
     state_parts = _prepared._nf4_fast.state_parts

@@ -5,10 +5,10 @@ adapter.
     backward   q = dY B, dX = dY W + s q A, dA = s q^T x, dB = s dY^T p
 
 Each of y and dX is one call of libnf4 where that has a fast kernel (_fast.py), and is rounded once;
-else the adapter's part is added in place. On a GPU the whole backward pass is one call of C++ then.
-Beside x, p alone is kept, which is [rows of x, rank]. A and B in float32 beside x in 16 bits are
-rounded to its dtype, as autocast would; their gradients are float32, and on a GPU never rounded to
-16 bits.
+else the adapter's part is added in place. On a GPU dA and dB are one call, too, and the whole
+backward pass is one call of C++ then. Beside x, p alone is kept, which is [rows of x, rank]. A and
+B in float32 beside x in 16 bits are rounded to its dtype, as autocast would; their gradients are
+float32, and on a GPU never rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -33,21 +33,29 @@ class Adapter(NamedTuple):
         return Adapter(self.a.to(dtype), self.b.to(dtype), self.scale)
 
 
-def _adapter_grad(left: Tensor, right: Tensor, scale: float, like: Tensor) -> Tensor:
+def _grad_of_half(left: Tensor, right: Tensor, scale: float, like: Tensor) -> Tensor:
     """scale left^T right in the dtype of `like`, which may be wider than theirs. Of rows of left
     and right."""
-    idle = _private.is_idle()
-    made = _fast.adapter_grad(left, right, scale, like) if idle else None
-    if made is not None:
-        return made
     left, right, dtype = _rows(left).t(), _rows(right), like.dtype
     shape = left.shape[0], right.shape[1]
     if left.dtype == dtype:
         return left.new_empty(shape).addmm_(left, right, beta=0, alpha=scale)
-    if not left.is_cuda or not idle:  # a transform takes no `out`
+    if not left.is_cuda or not _private.is_idle():  # a transform takes no `out`
         return (left @ right).to(dtype).mul_(scale)
     made = left.new_empty(shape, dtype=dtype)
     return torch.addmm(made, left, right, out_dtype=dtype, beta=0, alpha=scale, out=made)
+
+
+def _adapter_grads(
+    grad_y: Tensor, x: Tensor, p: Tensor, q: Tensor, adapter: Adapter
+) -> tuple[Tensor, Tensor]:
+    """dA and dB."""
+    a, b, scale = adapter
+    idle = grad_y.is_cuda and _private.is_idle()
+    made = _fast.lora_grads(grad_y, x, p, q, a, b, scale) if idle else None
+    if made is not None:
+        return made
+    return _grad_of_half(q, x, scale, a), _grad_of_half(grad_y, p, scale, b)
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -113,23 +121,18 @@ class _Adapted(_private.Function):
 
 
 def _grads(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-    of_x, of_a, of_b, of_bias, _ = ctx.needs_input_grad
+    of_x, _, _, of_bias, _ = ctx.needs_input_grad  # A and B need theirs, by `linear`
     x, p, a, b = ctx.saved_tensors
     weight, scale = ctx.weight, ctx.scale
     grad_bias = _operators.grad_of_bias(grad_y) if of_bias else None
-    if grad_y.is_cuda and of_x and of_a and of_b and _private.is_idle():
+    if grad_y.is_cuda and of_x and _private.is_idle():
         fused = _kernels.uses_fused_grad(grad_y, weight)
         made = _fast.adapted_grads(grad_y, x, p, weight, a, b, scale, fused)
         if made is not None:
             return *made, grad_bias, None
-    grad_x = grad_a = grad_b = None
-    if of_x or of_a:
-        grad_x, q = _backward(grad_y, weight, Adapter(a, b, scale), of_x)
-        if of_a:
-            grad_a = _adapter_grad(q, x, scale, a)
-    if of_b:
-        grad_b = _adapter_grad(grad_y, p, scale, b)
-    return grad_x, grad_a, grad_b, grad_bias, None
+    adapter = Adapter(a, b, scale)
+    grad_x, q = _backward(grad_y, weight, adapter, of_x)
+    return grad_x, *_adapter_grads(grad_y, x, p, q, adapter), grad_bias, None
 
 
 def _differentiable(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
