@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "cuda/matmul/beside_lora.hpp"
 #include "support/catch.hpp"
 #include "support/choice_checks.hpp"
 #include "support/choice_table.hpp"
@@ -69,4 +70,55 @@ TEST_CASE("CTAs of the gradient's stream-K kernels, and beside an adapter's prod
   CHECK(gpu.resident_clusters[2] == 64);
   CHECK(gpu.resident_clusters[3] == 37);
   CHECK(gpu.resident_clusters[4] == 29);
+}
+
+TEST_CASE("a plan is late by CTAs that start late, if they have as many tiles as any", "[matmul]") {
+  const auto delay = [](int64_t tiles, int64_t stream_k_tiles, int cluster_size = 1) {
+    cuda::WgmmaPlan plan{};
+    plan.n_tiles = tiles;
+    plan.m_tiles = 1;
+    plan.stream_k_tiles = stream_k_tiles;
+    plan.clusters = std::min<int64_t>(tiles, 132 / cluster_size);
+    plan.cluster_size = cluster_size;
+    plan.cycles = 3000;
+    return cuda::delay_of(plan, 132, 8, 2000);
+  };
+  CHECK(delay(124, 0) == 0);     // the late ones have none
+  CHECK(delay(125, 0) == 2000);  // one of them has one
+  CHECK(delay(2 * 132, 0) == 2000);
+  CHECK(delay(132 + 124, 0) == 500);  // a tile less, of 1500 cycles
+  CHECK(delay(132 + 124, 124) == 2000);
+  CHECK(delay(62, 0, 2) == 0);
+  CHECK(delay(63, 0, 2) == 2000);
+}
+
+TEST_CASE("a choice beside an adapter's product: for all multiprocessors, or for those it leaves",
+          "[matmul]") {
+  cuda::GpuFacts gpu{};
+  gpu.multiprocessors = 132;
+  gpu.wgmma = gpu.tensor_cores = gpu.tensor_maps = true;
+  gpu.shared_bytes = 227 << 10;
+  const cuda::CostModel &model = cuda::cost_model(cuda::TransposedWeight{});
+  const auto clusters = [&](int64_t m, int64_t cols, int ctas, double cycles) {
+    MatmulProblem problem{};
+    problem.gradient = true;
+    problem.dtype = NF4_DTYPE_BF16;
+    problem.m = m;
+    problem.weight.rows = 4096;
+    problem.weight.cols = cols;
+    problem.weight.elements = 4096 * cols;
+    problem.weight.blocksize_log2 = 6;
+    problem.weight.nested_blocksize_log2 = -1;
+    problem.weight.blocks = problem.weight.elements / 64;
+    problem.x_stride = 4096;
+    const cuda::GradProblem transposed = cuda::transposed(problem);
+    cuda::MatmulChoice choice{cuda::kMma64x64, {}};
+    cuda::choose_wgmma(transposed, gpu, model, choice);
+    cuda::choose_beside_lora(transposed, ctas, cycles, gpu, model, {}, choice);
+    return choice.plan.clusters;
+  };
+  CHECK(clusters(1536, 4096, 0, 0) == 132);
+  CHECK(clusters(1536, 4096, 8, 33000) == 124);
+  CHECK(clusters(1536, 4096, 8, 100) == 132);    // sooner than with fewer
+  CHECK(clusters(2048, 4096, 8, 44000) == 132);  // 512 tiles: the last ones have one less
 }

@@ -40,8 +40,8 @@ LoraMatrix lora_out_for_tma(const LoraProblem &problem, void *workspace);
 
 // How x is multiplied by `in` for a wgmma kernel.
 struct LoraPlan {
-  int persistent_ctas;          // on a multiprocessor each, beside that kernel; 0: on all before it
-  bool leaves_multiprocessors;  // that kernel is planned for the other multiprocessors
+  int persistent_ctas;  // on a multiprocessor each, beside that kernel; 0: on all before it
+  double cycles;        // of those, estimated
 };
 LoraPlan plan_lora(const Device &device, const LoraProblem &problem);
 

@@ -17,10 +17,9 @@ constexpr int kCluster = 4;
 // A cluster for so many rows of x, rounded up: then p is there when the wgmma kernel's first tiles
 // end. Measured with 4096 and 14336 columns on H200s.
 constexpr int64_t kRowsOfCluster = 1024;
-constexpr int64_t kMaxRows = 4096;
-// Up to so many rows the wgmma kernel leaves the multiprocessors. With more most of its CTAs have
-// several tiles, and those that start when p is done often have one less.
-constexpr int64_t kMaxRowsLeaving = 1024;
+constexpr int64_t kMaxRows = 8192;
+// Of an H200's multiprocessor, and of a launch: what the choice of the wgmma kernel's plan needs.
+constexpr double kBytesPerCycle = 50, kStartCycles = 2000;
 // Up to so many rows it is mostly a skinny kernel that multiplies x, and p is small.
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kRowsOfNarrowTiles = 256;
@@ -75,7 +74,9 @@ LoraPlan plan_lora(const Device &device, const LoraProblem &problem) {
       problem.lora.rank > kPersistentRanks || few_rows || problem.m > kMaxRows ||
       ctas * 4 > device.multiprocessors || !can_map(problem))
     return {};
-  return {static_cast<int>(ctas), problem.m <= kMaxRowsLeaving};
+  const double bytes = 2.0 * static_cast<double>(problem.m) * static_cast<double>(problem.cols);
+  return {static_cast<int>(ctas),
+          kStartCycles + bytes / (static_cast<double>(ctas) * kBytesPerCycle)};
 }
 
 cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem &problem,

@@ -1,16 +1,40 @@
-// What a wgmma kernel has of a GPU while the product of an adapter runs beside it.
+// The plan of a wgmma kernel while the product of an adapter has some multiprocessors. No CUDA, so
+// that a test without a GPU holds it.
 #pragma once
 
-#include "cuda/lora/lora.hpp"
+#include <algorithm>
+#include <optional>
+
 #include "cuda/matmul/choose.hpp"
 
 namespace nf4::cuda {
 
+// By how much a plan for all multiprocessors is late if its last CTAs start `cycles` late, as many
+// as `late`. CTAs start in order; without stream-K the last ones often have a tile less.
+inline double delay_of(const WgmmaPlan &plan, int multiprocessors, int late, double cycles) {
+  const int64_t beyond = plan.tiles() % plan.clusters;
+  const bool even = plan.stream_k_tiles > 0 || beyond == 0;
+  const int64_t busiest = (even ? plan.clusters : beyond) * plan.cluster_size;
+  if (busiest > multiprocessors - late) return cycles;
+  const auto tiles = static_cast<double>(ceil_divide(plan.tiles(), plan.clusters));
+  return std::max(0.0, cycles - plan.cycles / tiles);
+}
+
+// Changes a choice for all multiprocessors to one for those that the product's `ctas` leave, if
+// that is faster. `forced`: this configuration alone.
 template <class Problem>
-void leave_to_lora(const Device &device, const Problem &problem, GpuFacts &gpu) {
-  if (problem.lora.rank == 0) return;
-  const LoraPlan plan = plan_lora(device, LoraProblem(problem));
-  if (plan.leaves_multiprocessors) leave_multiprocessors(plan.persistent_ctas, gpu);
+void choose_beside_lora(const Problem &problem, int ctas, double cycles, GpuFacts gpu,
+                        const CostModel &model, std::optional<int> forced, MatmulChoice &choice) {
+  if (ctas == 0 || !is_wgmma(choice.config)) return;
+  const double delay = delay_of(choice.plan, gpu.multiprocessors, ctas, cycles);
+  if (delay == 0) return;
+  leave_multiprocessors(ctas, gpu);
+  MatmulChoice left{kMma64x64, {}};
+  if (!forced)
+    choose_wgmma(problem, gpu, model, left);
+  else if (wgmma_can_run(problem, gpu, *forced))
+    left = {*forced, plan_wgmma(size_of(problem), gpu, model, *forced)};
+  if (is_wgmma(left.config) && left.plan.cycles < choice.plan.cycles + delay) choice = left;
 }
 
 }  // namespace nf4::cuda

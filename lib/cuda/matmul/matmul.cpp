@@ -94,18 +94,26 @@ template <class W>
 cudaError_t choose(const MatmulTarget &target, const MatmulProblemOf<W> &given,
                    MatmulChoice &choice) {
   const auto &problem = in_column_order(given);
+  const CostModel &model = cost_model(problem.weight);
   GpuFacts gpu = target.gpu;
   const auto load = [&](GpuFacts &facts) {
-    const cudaError_t error = load_wgmma_kernels(target.device, problem.weight, facts);
-    if constexpr (std::is_same_v<W, Weight>) leave_to_lora(target.device, problem, facts);
-    return error;
+    return load_wgmma_kernels(target.device, problem.weight, facts);
   };
-  if (!forced_config) return choose_config(problem, gpu, cost_model(problem.weight), load, choice);
-  if (is_wgmma(*forced_config) && gpu.wgmma)
-    if (const cudaError_t error = load(gpu)) return error;
-  choice.config = can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
-  if (is_wgmma(choice.config))
-    choice.plan = plan_wgmma(size_of(problem), gpu, cost_model(problem.weight), choice.config);
+  if (forced_config) {
+    if (is_wgmma(*forced_config) && gpu.wgmma)
+      if (const cudaError_t error = load(gpu)) return error;
+    choice.config = can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
+    if (is_wgmma(choice.config))
+      choice.plan = plan_wgmma(size_of(problem), gpu, model, choice.config);
+  } else if (const cudaError_t error = choose_config(problem, gpu, model, load, choice)) {
+    return error;
+  }
+  if constexpr (std::is_same_v<W, Weight>) {
+    if (problem.lora.rank == 0) return cudaSuccess;
+    const LoraPlan lora = plan_lora(target.device, LoraProblem(problem));
+    choose_beside_lora(problem, lora.persistent_ctas, lora.cycles, gpu, model, forced_config,
+                       choice);
+  }
   return cudaSuccess;
 }
 

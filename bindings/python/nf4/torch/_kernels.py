@@ -98,10 +98,10 @@ def _has_row_stride(x: Tensor) -> bool:
 # ---- The gradient of x -----------------------------------------------------------------
 
 # Rows of dY up to which libnf4's own dY W is at least as fast as dequantize and torch's product
-# (docs/design): on Hopper and later GPUs; on Hopper; on a CPU in bf16, without and with AMX, which
-# torch has and libnf4 has not.
+# (docs/design): on Hopper and later GPUs; on Hopper, and there with an adapter; on a CPU in bf16,
+# without and with AMX, which torch has and libnf4 has not.
 _FUSED_ROWS_SKINNY = 16
-_FUSED_ROWS_HOPPER = 1024
+_FUSED_ROWS_HOPPER, _FUSED_ROWS_ADAPTED = 1024, 4096
 _FUSED_ROWS_CPU, _FUSED_ROWS_AMX = 256, 16
 
 
@@ -116,9 +116,9 @@ def _has_amx() -> bool:
     return ask is not None and ask()
 
 
-def uses_fused_grad(grad_y: Tensor, weight: Parts) -> bool:
+def uses_fused_grad(grad_y: Tensor, weight: Parts, adapted: bool = False) -> bool:
     """Is libnf4's own dY W, which makes no dense weight, at least as fast as dequantize and
-    torch's product?"""
+    torch's product? adapted: with the products of an adapter, which libnf4 makes beside it."""
     if type(weight) is not WeightParts or grad_y.dim() == 0:
         return False
     m, spec = math.prod(grad_y.shape[:-1]), weight.spec
@@ -128,7 +128,8 @@ def uses_fused_grad(grad_y: Tensor, weight: Parts) -> bool:
         rows = _FUSED_ROWS_AMX if _has_amx() else _FUSED_ROWS_CPU
         return grad_y.dtype != torch.bfloat16 or m <= rows
     in_16_bits = grad_y.dtype in (torch.bfloat16, torch.float16)
-    if m > _FUSED_ROWS_HOPPER or not in_16_bits or spec.rows % 8 != 0:
+    most_rows = _FUSED_ROWS_ADAPTED if adapted else _FUSED_ROWS_HOPPER
+    if m > most_rows or not in_16_bits or spec.rows % 8 != 0:
         return False
     own = weight.codebook is not None
     if m <= _FUSED_ROWS_SKINNY and spec.cols % 256 == 0 and spec.blocksize == 64 and not own:
@@ -174,7 +175,8 @@ def _fused(grad_y: Tensor, weight: Parts, *adapter: Any) -> Any:
 
 def fused_linear_grad(grad_y: Tensor, weight: Parts, *adapter: Any) -> Any:
     """What _fast.linear_grad makes; None where a dense weight is faster, too."""
-    return _fused(grad_y, weight, *adapter) if uses_fused_grad(grad_y, weight) else None
+    fused = uses_fused_grad(grad_y, weight, bool(adapter))
+    return _fused(grad_y, weight, *adapter) if fused else None
 
 
 def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:
