@@ -176,6 +176,27 @@ def test_which_way_a_gpu_takes(m, dtype, capability, options, fused, monkeypatch
     assert _kernels.uses_fused_grad(Gpu(m, dtype), WeightParts.of(weight)) == fused
 
 
+@pytest.mark.parametrize(
+    ("m", "cols", "rank", "fused"),
+    [
+        (2048, 4096, 16, True),  # 1.94 waves
+        (2048, 4096, 17, False),
+        (2048, 4096, 0, False),
+        (1536, 4096, 16, False),  # 1.45
+        (1536, 1024, 8, True),  # 0.36
+        (2560, 4096, 16, False),  # 2.42
+        (4096, 4096, 1, True),  # 3.88
+        (1536, 14336, 16, True),  # 5.09
+        (4097, 14336, 16, False),
+    ],
+)
+def test_which_way_a_gpu_takes_with_an_adapter(m, cols, rank, fused, monkeypatch):
+    monkeypatch.setattr(_kernels, "_capability", lambda _: 9)
+    monkeypatch.setattr(_kernels, "_multiprocessors", lambda _: 132)
+    weight = WeightParts.of(nf4.torch.quantize(torch.zeros(ROWS, cols)))
+    assert _kernels.uses_fused_grad(Gpu(m, "bf16"), weight, rank) == fused
+
+
 @pytest.mark.parametrize("amx", [False, True])
 def test_which_way_a_cpu_takes(amx, monkeypatch):
     monkeypatch.setattr(_kernels, "_has_amx", lambda: amx)

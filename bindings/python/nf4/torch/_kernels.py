@@ -98,10 +98,10 @@ def _has_row_stride(x: Tensor) -> bool:
 # ---- The gradient of x -----------------------------------------------------------------
 
 # Rows of dY up to which libnf4's own dY W is at least as fast as dequantize and torch's product
-# (docs/design): on Hopper and later GPUs; on Hopper, and there with an adapter; on a CPU in bf16,
-# without and with AMX, which torch has and libnf4 has not.
+# (docs/design): on Hopper and later GPUs; on Hopper, and there with an adapter up to a rank; on a
+# CPU in bf16, without and with AMX, which torch has and libnf4 has not.
 _FUSED_ROWS_SKINNY = 16
-_FUSED_ROWS_HOPPER, _FUSED_ROWS_ADAPTED = 1024, 4096
+_FUSED_ROWS_HOPPER, _FUSED_ROWS_ADAPTED, _ADAPTED_RANK = 1024, 4096, 16
 _FUSED_ROWS_CPU, _FUSED_ROWS_AMX = 256, 16
 
 
@@ -111,14 +111,28 @@ def _capability(device: torch.device) -> int:
 
 
 @functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
 def _has_amx() -> bool:
     ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return ask is not None and ask()
 
 
-def uses_fused_grad(grad_y: Tensor, weight: Parts, adapted: bool = False) -> bool:
+def _adapted_pays(m: int, cols: int, rank: int, device: torch.device) -> bool:
+    """Of many rows, does what an adapter's products save beside dY W exceed what that loses? It
+    loses most where the last of a few waves of its tiles, 256 rows by 128 columns, is short."""
+    if not 0 < rank <= _ADAPTED_RANK or m > _FUSED_ROWS_ADAPTED:
+        return False
+    waves = -(-m // 256) * -(-cols // 128) / _multiprocessors(device)
+    return waves <= 1 or waves >= 5 or -waves % 1 <= 0.25
+
+
+def uses_fused_grad(grad_y: Tensor, weight: Parts, rank: int = 0) -> bool:
     """Is libnf4's own dY W, which makes no dense weight, at least as fast as dequantize and
-    torch's product? adapted: with the products of an adapter, which libnf4 makes beside it."""
+    torch's product? rank: of an adapter, whose products libnf4 makes beside it."""
     if type(weight) is not WeightParts or grad_y.dim() == 0:
         return False
     m, spec = math.prod(grad_y.shape[:-1]), weight.spec
@@ -128,17 +142,16 @@ def uses_fused_grad(grad_y: Tensor, weight: Parts, adapted: bool = False) -> boo
         rows = _FUSED_ROWS_AMX if _has_amx() else _FUSED_ROWS_CPU
         return grad_y.dtype != torch.bfloat16 or m <= rows
     in_16_bits = grad_y.dtype in (torch.bfloat16, torch.float16)
-    most_rows = _FUSED_ROWS_ADAPTED if adapted else _FUSED_ROWS_HOPPER
-    if m > most_rows or not in_16_bits or spec.rows % 8 != 0:
+    if not in_16_bits or spec.rows % 8 != 0:
         return False
     own = weight.codebook is not None
     if m <= _FUSED_ROWS_SKINNY and spec.cols % 256 == 0 and spec.blocksize == 64 and not own:
         return _capability(grad_y.device) >= 9
     if own and (grad_y.dtype == torch.bfloat16 or spec.rows % 128 != 0):
         return False
-    if spec.cols % 64 != 0 or spec.blocksize < 64:
+    if spec.cols % 64 != 0 or spec.blocksize < 64 or _capability(grad_y.device) != 9:
         return False
-    return _capability(grad_y.device) == 9
+    return m <= _FUSED_ROWS_HOPPER or _adapted_pays(m, spec.cols, rank, grad_y.device)
 
 
 _kept = threading.local()
@@ -175,8 +188,8 @@ def _fused(grad_y: Tensor, weight: Parts, *adapter: Any) -> Any:
 
 def fused_linear_grad(grad_y: Tensor, weight: Parts, *adapter: Any) -> Any:
     """What _fast.linear_grad makes; None where a dense weight is faster, too."""
-    fused = uses_fused_grad(grad_y, weight, bool(adapter))
-    return _fused(grad_y, weight, *adapter) if fused else None
+    rank = adapter[0].shape[0] if adapter else 0
+    return _fused(grad_y, weight, *adapter) if uses_fused_grad(grad_y, weight, rank) else None
 
 
 def fast_linear_grad(grad_y: Tensor, weight: Parts) -> Tensor | None:

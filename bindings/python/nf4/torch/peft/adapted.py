@@ -126,7 +126,7 @@ def _grads(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     weight, scale = ctx.weight, ctx.scale
     grad_bias = _operators.grad_of_bias(grad_y) if of_bias else None
     if grad_y.is_cuda and of_x and _private.is_idle():
-        fused = _kernels.uses_fused_grad(grad_y, weight, True)
+        fused = _kernels.uses_fused_grad(grad_y, weight, a.shape[0])
         made = _fast.adapted_grads(grad_y, x, p, weight, a, b, scale, fused)
         if made is not None:
             return *made, grad_bias, None
