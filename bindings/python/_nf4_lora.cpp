@@ -67,10 +67,11 @@ PyObject *linear_grad(PyObject *, PyObject *const *arguments, Py_ssize_t count) 
   return made.after([&] { multiply_gradient(product, *grad_y); });
 }
 
-PyDoc_STRVAR(lora_grads_doc,
-             "lora_grads(grad_y, x, p, q, a, b, scale)\n--\n\n"
-             "On a GPU: dA = scale q^T x and dB = scale dY^T p in the dtype of a and b, both new; "
-             "None if nothing was done.");
+PyDoc_STRVAR(
+    lora_grads_doc,
+    "lora_grads(grad_y, x, p, q, a, b, scale)\n--\n\n"
+    "On a GPU: dA = scale q^T x and dB = scale dY^T p, both new, in the dtype of a and b, whose "
+    "shapes are not looked at; None if nothing was done.");
 PyObject *lora_grads(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   if (!count_is(count, 7)) return nullptr;
   PyObject *const *const given_adapter = arguments + 4;

@@ -229,12 +229,13 @@ void lora_grad(const LoraGradProblem &problem, int threads) {
   const CallEnvironment environment;
   const Variant &variant = variant_in_use();
   constexpr int64_t kUnit = 256;
-  const int64_t products_of_unit = std::max<int64_t>(1, problem.m) * problem.rank * kUnit;
+  // Divided in turn: an m without matrices may be any.
+  const int64_t units_per_thread =
+      kProductsPerThread / kUnit / problem.rank / std::max<int64_t>(1, problem.m);
   for (const LoraGradPart &part : {LoraGradPart{problem, problem.a, problem.a.out_stride, 1},
                                    LoraGradPart{problem, problem.b, 1, problem.b.out_stride}})
-    parallel_for(ceil_divide(part.of.columns, kUnit),
-                 std::max<int64_t>(1, kProductsPerThread / products_of_unit), threads,
-                 [&](int64_t begin, int64_t end) {
+    parallel_for(ceil_divide(part.of.columns, kUnit), std::max<int64_t>(1, units_per_thread),
+                 threads, [&](int64_t begin, int64_t end) {
                    variant.lora_grad(part, {begin * kUnit, std::min(part.of.columns, end * kUnit)});
                  });
 }

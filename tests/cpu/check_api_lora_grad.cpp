@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -155,7 +156,10 @@ TEST_CASE("without a gradient that is wanted nothing is done, on a GPU either", 
       call.args.x_stride = call.args.dy_stride = -1;
       if (empty) call.args.rows = call.args.cols = 0;
       if (!empty) call.args.da = call.args.db = nullptr;
-      CHECK(call.run(launch) == NF4_STATUS_OK);
-      CHECK(call.untouched());
+      for (const int64_t m : {call.args.m, int64_t{1} << 56, std::numeric_limits<int64_t>::max()}) {
+        call.args.m = m;
+        CHECK(call.run(launch) == NF4_STATUS_OK);
+        CHECK(call.untouched());
+      }
     }
 }

@@ -23,6 +23,7 @@ _NAMES = {
     "dy": "grad_y",
     "da": _A,
     "db": _B,
+    "m * rank": "rows * columns of p or q",
     "m * x_stride": "rows * stride of x",
     "m * dy_stride": "rows * stride of grad_y",
     "rank * da_stride": f"rank * stride of {_A}",

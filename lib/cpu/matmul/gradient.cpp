@@ -216,14 +216,15 @@ void dense_outer(const MatmulKernels &kernels, const DenseProblem &problem) {
 // save.
 void lora_grad_vector(const MatmulKernels &kernels, const LoraGradPart &part, RowRange columns) {
   // More rows to a panel, and fewer sums to a pass, than with the widest strip.
-  constexpr int64_t kMaxStrip = 256;
+  constexpr int64_t kStrip = 256;
+  static_assert(kStrip * kMaxLoraRank <= OuterSums::kSums);
   const LoraGradProblem &problem = part.problem;
   const LoraGrad &of = part.of;
   const int64_t rank = problem.rank;
   const DenseMatrix left{rank, problem.m, problem.dtype, of.left, 1, 1, nullptr, rank};
   const DenseMatrix right{problem.m, of.columns, problem.dtype, of.right, of.right_stride};
   DenseRows rows(kernels, right);
-  OuterSums sums(kernels, std::min(kMaxStrip, OuterSums::strip_for(rank)));
+  OuterSums sums(kernels, kStrip);
   sums.for_parts(part, rank, columns, [&](RowRange m, RowRange k) { sums.add(rows, left, m, k); });
 }
 

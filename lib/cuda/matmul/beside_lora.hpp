@@ -9,8 +9,9 @@
 
 namespace nf4::cuda {
 
-// By how much a plan for all multiprocessors is late if its last CTAs start `cycles` late, as many
-// as `late`. CTAs start in order; without stream-K the last ones often have a tile less.
+// By how much a plan for all multiprocessors is late if its last `late` CTAs start so many cycles
+// late. CTAs start in order; without stream-K the last ones often have a tile less. Where none is
+// late, the ends of the first tiles still wait for the product.
 inline double delay_of(const WgmmaPlan &plan, int multiprocessors, int late, double cycles) {
   const int64_t beyond = plan.tiles() % plan.clusters;
   const bool even = plan.stream_k_tiles > 0 || beyond == 0;

@@ -185,7 +185,8 @@ def test_which_way_a_gpu_takes(m, dtype, capability, options, fused, monkeypatch
         (1536, 4096, 16, False),  # 1.45
         (1536, 1024, 8, True),  # 0.36
         (2560, 4096, 16, False),  # 2.42
-        (4096, 4096, 1, True),  # 3.88
+        (4096, 4096, 8, True),  # 3.88
+        (4096, 4096, 4, False),  # whose p libnf4 makes before dY W
         (1536, 14336, 16, True),  # 5.09
         (4097, 14336, 16, False),
     ],
@@ -195,6 +196,14 @@ def test_which_way_a_gpu_takes_with_an_adapter(m, cols, rank, fused, monkeypatch
     monkeypatch.setattr(_kernels, "_multiprocessors", lambda _: 132)
     weight = WeightParts.of(nf4.torch.quantize(torch.zeros(ROWS, cols)))
     assert _kernels.uses_fused_grad(Gpu(m, "bf16"), weight, rank) == fused
+
+
+@pytest.mark.parametrize(
+    ("rank", "capability", "takes"), [(64, 8, True), (65, 9, False), (8, 7, False), (1, 12, True)]
+)
+def test_which_way_an_adapters_gradients_take(rank, capability, takes, monkeypatch):
+    monkeypatch.setattr(_kernels, "_capability", lambda _: capability)
+    assert _kernels.uses_lora_grad(rank, Gpu.device) == takes
 
 
 @pytest.mark.parametrize("amx", [False, True])

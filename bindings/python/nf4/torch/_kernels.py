@@ -98,10 +98,11 @@ def _has_row_stride(x: Tensor) -> bool:
 # ---- The gradient of x -----------------------------------------------------------------
 
 # Rows of dY up to which libnf4's own dY W is at least as fast as dequantize and torch's product
-# (docs/design): on Hopper and later GPUs; on Hopper, and there with an adapter up to a rank; on a
-# CPU in bf16, without and with AMX, which torch has and libnf4 has not.
+# (docs/design): on Hopper and later GPUs; on Hopper; there with an adapter of these ranks; on a CPU
+# in bf16, without and with AMX, which torch has and libnf4 has not.
 _FUSED_ROWS_SKINNY = 16
-_FUSED_ROWS_HOPPER, _FUSED_ROWS_ADAPTED, _ADAPTED_RANK = 1024, 4096, 16
+_FUSED_ROWS_HOPPER = 1024
+_FUSED_ROWS_ADAPTED, _ADAPTED_RANKS = 4096, (8, 16)
 _FUSED_ROWS_CPU, _FUSED_ROWS_AMX = 256, 16
 
 
@@ -122,9 +123,10 @@ def _has_amx() -> bool:
 
 
 def _adapted_pays(m: int, cols: int, rank: int, device: torch.device) -> bool:
-    """Of many rows, does what an adapter's products save beside dY W exceed what that loses? It
-    loses most where the last of a few waves of its tiles, 256 rows by 128 columns, is short."""
-    if not 0 < rank <= _ADAPTED_RANK or m > _FUSED_ROWS_ADAPTED:
+    """Of many rows of dY, does libnf4 save more time with an adapter's products, beside dY W, than
+    it loses with dY W? The loss is largest where the last of a few waves of dY W's tiles, of 256
+    rows by 128 columns, is short."""
+    if rank not in _ADAPTED_RANKS or m > _FUSED_ROWS_ADAPTED:
         return False
     waves = -(-m // 256) * -(-cols // 128) / _multiprocessors(device)
     return waves <= 1 or waves >= 5 or -waves % 1 <= 0.25
@@ -152,6 +154,16 @@ def uses_fused_grad(grad_y: Tensor, weight: Parts, rank: int = 0) -> bool:
     if spec.cols % 64 != 0 or spec.blocksize < 64 or _capability(grad_y.device) != 9:
         return False
     return m <= _FUSED_ROWS_HOPPER or _adapted_pays(m, spec.cols, rank, grad_y.device)
+
+
+# Of lora_grad's kernels for tensor cores; of more ranks they read x and dY more than once.
+_LORA_GRAD_RANK = 64
+
+
+def uses_lora_grad(rank: int, device: torch.device) -> bool:
+    """On a GPU, does libnf4 make dA and dB in 16 bits by a kernel for tensor cores that reads x and
+    dY once?"""
+    return rank <= _LORA_GRAD_RANK and _capability(device) >= 8
 
 
 _kept = threading.local()

@@ -839,12 +839,13 @@ functions! {
         args: *const nf4_matmul_args,
         threads: i32,
     ) -> nf4_status;
-    /** Each element is summed in binary32, multiplied by the scale and rounded once. The order of the
- sum is unspecified, so bits differ between the GPU and the CPU, between machines, shapes and
- versions, but not from call to call. An element that is not finite affects its own column of x
- or dy, or rank of p or q, alone. What lies between the rows of da and db is not written. If m is
- 0, da and db are 0, and no other pointer is read. A gradient without elements (cols or rows is
- 0) is as one that is not wanted: the strides and pointers that it alone needs are not looked at.
+    /** Each element is summed and multiplied by the scale in binary32, then rounded to grad_dtype. The
+ order of the sum is unspecified, so bits differ between the GPU and the CPU, between machines,
+ shapes and versions, but not from call to call. An element that is not finite affects its own
+ column of x or dy, or rank of p or q, alone. What lies between the rows of da and db is not
+ written. If m is 0, da and db are 0 (of the scale's sign), and no other pointer is read. A
+ gradient without elements (cols or rows is 0) is as one that is not wanted: the strides and
+ pointers that it alone needs are not looked at.
 
  INVALID_ARGUMENT: args is NULL; the struct_size, a dtype, the rank, the scale, m, rows, cols or
  a stride is out of range; a stride, or the rank of p and q, times the number of rows of its

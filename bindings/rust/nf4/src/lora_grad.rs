@@ -81,13 +81,13 @@ impl RawLoraGrad {
             x: self.x,
             x_stride: convert("x_stride", self.x_stride)?,
             dy: self.grad_y,
-            dy_stride: convert("dy_stride", self.grad_y_stride)?,
+            dy_stride: convert("the stride of grad_y", self.grad_y_stride)?,
             p: self.p,
             q: self.q,
             da: self.grad_a,
-            da_stride: convert("da_stride", self.grad_a_stride)?,
+            da_stride: convert("the stride of grad_a", self.grad_a_stride)?,
             db: self.grad_b,
-            db_stride: convert("db_stride", self.grad_b_stride)?,
+            db_stride: convert("the stride of grad_b", self.grad_b_stride)?,
         })
     }
 }

@@ -51,10 +51,10 @@ def _adapter_grads(
 ) -> tuple[Tensor, Tensor]:
     """dA and dB."""
     a, b, scale = adapter
-    idle = grad_y.is_cuda and _private.is_idle()
-    made = _fast.lora_grads(grad_y, x, p, q, a, b, scale) if idle else None
-    if made is not None:
-        return made
+    if grad_y.is_cuda and _private.is_idle() and _kernels.uses_lora_grad(len(a), grad_y.device):
+        made = _fast.lora_grads(grad_y, x, p, q, a, b, scale)
+        if made is not None:
+            return made
     return _grad_of_half(q, x, scale, a), _grad_of_half(grad_y, p, scale, b)
 
 
@@ -125,8 +125,10 @@ def _grads(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     x, p, a, b = ctx.saved_tensors
     weight, scale = ctx.weight, ctx.scale
     grad_bias = _operators.grad_of_bias(grad_y) if of_bias else None
-    if grad_y.is_cuda and of_x and _private.is_idle():
-        fused = _kernels.uses_fused_grad(grad_y, weight, a.shape[0])
+    rank = len(a)
+    idle = grad_y.is_cuda and of_x and _private.is_idle()
+    if idle and _kernels.uses_lora_grad(rank, grad_y.device):
+        fused = _kernels.uses_fused_grad(grad_y, weight, rank)
         made = _fast.adapted_grads(grad_y, x, p, weight, a, b, scale, fused)
         if made is not None:
             return *made, grad_bias, None
