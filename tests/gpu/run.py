@@ -57,7 +57,7 @@ RACECHECK_STEPS = {
     "racecheck of adapters": f"[lora]~{_STREAM_K_ADAPTERS}",
     "racecheck of adapters by stream-K": _STREAM_K_ADAPTERS,
     "racecheck of experts": "[matmul_grouped]",
-    "racecheck": "~[matmul]~[matmul_grad]~[matmul_grouped]",
+    "racecheck": "~[matmul]~[lora]~[matmul_grad]~[matmul_grouped]",
 }
 SANITIZER_STEPS = {
     **{name: ("racecheck", f"{_USUAL}~[random]{tags}") for name, tags in RACECHECK_STEPS.items()},
