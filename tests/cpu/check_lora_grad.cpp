@@ -24,6 +24,18 @@ nf4_status run(LoraGradCase &test, const nf4_lora_grad_args &args, int threads =
 }
 nf4_status run(LoraGradCase &test, int threads = 1) { return run(test, test.args(), threads); }
 
+void check_variants(LoraGradCase &test, uint64_t stream) {
+  INFO(describe(test, stream));
+  const ExpectedLoraGrad expected(test);
+  for (const cpu::Variant *variant : supported_variants()) {
+    INFO("variant " << variant->name);
+    const ForcedVariant forced(*variant);
+    REQUIRE(run(test) == NF4_STATUS_OK);
+    expected.check(test);
+    CHECK(test.surroundings_intact());
+  }
+}
+
 }  // namespace
 
 TEST_CASE("every variant's gradients of an adapter are within the rounding of their sums",
@@ -33,15 +45,7 @@ TEST_CASE("every variant's gradients of an adapter are within the rounding of th
     for (int i = 0; i < cases_of(kShapes); ++i) {
       Rng rng(++stream);
       LoraGradCase test(rng, dtype, random_grad_dtype(rng, dtype), random_lora_grad_shape(rng));
-      INFO(describe(test, stream));
-      const ExpectedLoraGrad expected(test);
-      for (const cpu::Variant *variant : supported_variants()) {
-        INFO("variant " << variant->name);
-        const ForcedVariant forced(*variant);
-        REQUIRE(run(test) == NF4_STATUS_OK);
-        expected.check(test);
-        CHECK(test.surroundings_intact());
-      }
+      check_variants(test, stream);
     }
 }
 
@@ -53,15 +57,7 @@ TEST_CASE("gradients of an adapter of many rows and columns", "[matmul]") {
          {LoraGradShape{3001, 130, 70, 5}, LoraGradShape{65, 1100, 2049, 16}}) {
       Rng rng(++stream);
       LoraGradCase test(rng, dtype, NF4_DTYPE_FP32, shape);
-      INFO(describe(test, stream));
-      const ExpectedLoraGrad expected(test);
-      for (const cpu::Variant *variant : supported_variants()) {
-        INFO("variant " << variant->name);
-        const ForcedVariant forced(*variant);
-        REQUIRE(run(test) == NF4_STATUS_OK);
-        expected.check(test);
-        CHECK(test.surroundings_intact());
-      }
+      check_variants(test, stream);
     }
 }
 

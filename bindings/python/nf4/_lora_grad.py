@@ -281,8 +281,8 @@ def lora_grad(
     stream: CudaStreamLike | None = None,
 ) -> tuple[MemoryLike | None, MemoryLike | None]:
     """The gradients of an adapter's A and B, for y = x (W + scale B A)^T of which grad_y is the
-    gradient: grad_a = scale q^T x and grad_b = scale grad_y^T p. Sums are in binary32, and each is
-    multiplied by the scale and rounded once.
+    gradient: grad_a = scale q^T x and grad_b = scale grad_y^T p. Each element is summed and
+    multiplied by the scale in binary32, then rounded to the dtype of the gradients.
 
     x        an array [..., cols] of fp16, bf16 or fp32, as matmul takes it: rows are contiguous and
              at one distance

@@ -93,8 +93,8 @@ impl RawLoraGrad {
 }
 
 /// The gradients of A, `scale` q^T x, `[rank, cols]`, and of B, `scale` grad_y^T p,
-/// `[rows, rank]`, in row-major order. `G` is the type of x or `f32`. Sums are in binary32, each is
-/// rounded once. `threads` as in [`matmul`](crate::matmul).
+/// `[rows, rank]`, in row-major order. `G` is the type of x or `f32`: each element is summed and
+/// scaled in binary32, then rounded to it. `threads` as in [`matmul`](crate::matmul).
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if operands do not fit each other, the
