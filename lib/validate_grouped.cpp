@@ -106,27 +106,27 @@ nf4_status validate_grouped_operands(const Tensor *tensor, const nf4_grouped_arg
   problem.row_scale = args->row_scale;
   problem.workspace = workspace;
   const int item = element_bytes(problem.dtype);
-  const auto matrix_bytes = [&](int64_t rows, int64_t stride, int64_t columns) {
-    return ((rows - 1) * stride + columns) * item;
-  };
   Operands &operands = problem.operands;
   if (problem.weight.elements != 0) {
     add_experts(operands, problem.weight, problem.experts);
     if (problem.x_rows != 0)
-      operands.add("x", problem.x,
-                   matrix_bytes(problem.x_rows, problem.x_stride, problem.x_columns()), item,
-                   false);
+      operands.add(
+          "x", problem.x,
+          matrix_bytes(problem.dtype, problem.x_rows, problem.x_stride, problem.x_columns()), item,
+          false);
   }
   operands.add("ends", problem.ends, int64_t{problem.experts} * 4, 4, false);
   if (problem.x_index != nullptr) operands.add("x_index", problem.x_index, problem.m * 4, 4, false);
   if (problem.bias != nullptr)
-    operands.add("bias", problem.bias,
-                 matrix_bytes(problem.experts, problem.bias_stride, problem.expert_rows()), item,
-                 false);
+    operands.add(
+        "bias", problem.bias,
+        matrix_bytes(problem.dtype, problem.experts, problem.bias_stride, problem.expert_rows()),
+        item, false);
   if (problem.row_scale != nullptr)
     operands.add("row_scale", problem.row_scale, problem.m * 4, 4, false);
   if (workspace_bytes > 0) operands.add("workspace", workspace, workspace_bytes, 16, true);
-  operands.add("y", problem.y, matrix_bytes(problem.m, problem.y_stride, problem.y_columns()), item,
+  operands.add("y", problem.y,
+               matrix_bytes(problem.dtype, problem.m, problem.y_stride, problem.y_columns()), item,
                true);
   return validate_operands(operands);
 }

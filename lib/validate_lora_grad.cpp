@@ -48,11 +48,6 @@ nf4_status validate_matrices(const nf4_lora_grad_args &args, const LoraGradProbl
   return NF4_STATUS_OK;
 }
 
-// From the first element of a matrix to its last.
-int64_t bytes_of(nf4_dtype dtype, int64_t rows, int64_t columns, int64_t stride) {
-  return ((rows - 1) * stride + columns) * element_bytes(dtype);
-}
-
 struct Names {
   const char *left, *right;
 };
@@ -60,10 +55,11 @@ void add_inputs(LoraGradProblem &problem, const LoraGrad &gradient, const Names 
   if (gradient.columns == 0 || problem.m == 0) return;
   const int item = element_bytes(problem.dtype);
   problem.operands.add(names.left, gradient.left,
-                       bytes_of(problem.dtype, problem.m, problem.rank, problem.rank), item, false);
-  problem.operands.add(names.right, gradient.right,
-                       bytes_of(problem.dtype, problem.m, gradient.columns, gradient.right_stride),
-                       item, false);
+                       matrix_bytes(problem.dtype, problem.m, problem.rank, problem.rank), item,
+                       false);
+  problem.operands.add(
+      names.right, gradient.right,
+      matrix_bytes(problem.dtype, problem.m, gradient.right_stride, gradient.columns), item, false);
 }
 
 void add_operands(LoraGradProblem &problem) {
@@ -73,12 +69,12 @@ void add_operands(LoraGradProblem &problem) {
   add_inputs(problem, b, {"p", "dy"});
   if (a.columns > 0)
     problem.operands.add("da", a.out,
-                         bytes_of(problem.grad_dtype, problem.rank, a.columns, a.out_stride), item,
-                         true);
+                         matrix_bytes(problem.grad_dtype, problem.rank, a.out_stride, a.columns),
+                         item, true);
   if (b.columns > 0)
     problem.operands.add("db", b.out,
-                         bytes_of(problem.grad_dtype, b.columns, problem.rank, b.out_stride), item,
-                         true);
+                         matrix_bytes(problem.grad_dtype, b.columns, b.out_stride, problem.rank),
+                         item, true);
 }
 
 }  // namespace

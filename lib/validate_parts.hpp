@@ -30,6 +30,11 @@ struct Matrix {
 };
 nf4_status validate_stride(const Matrix &matrix);
 
+// From the first element of a matrix to its last.
+inline int64_t matrix_bytes(nf4_dtype dtype, int64_t rows, int64_t stride, int64_t columns) {
+  return ((rows - 1) * stride + columns) * element_bytes(dtype);
+}
+
 // No operand is NULL or misaligned, and none that is written overlaps another.
 nf4_status validate_operands(const Operands &operands);
 

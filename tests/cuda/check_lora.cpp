@@ -249,6 +249,63 @@ TEST_CASE("x A^T beside a wgmma kernel", "[cuda][matmul][lora]") {
         }
 }
 
+// x A^T of more than 16 ranks: clusters of 8 CTAs to 1, chunks of ranks, tails of x, columns, ranks
+// and in the gradient of the factor's rows.
+TEST_CASE("x A^T of many ranks", "[cuda][matmul][lora]") {
+  const Stream stream;
+  const struct {
+    int64_t rows, cols, m;
+    int rank;
+  } sizes[] = {{128, 4168, 70, 64},
+               {136, 1160, 530, 128},
+               {128, 200, 17, 24},
+               {64, 1096, 2100, 40},
+               {64, 264, 17000, 32}};
+  uint64_t number = 0xbf00000;
+  for (const bool gradient : {false, true})
+    for (const nf4_dtype dtype : {NF4_DTYPE_FP16, NF4_DTYPE_BF16})
+      for (const nf4_dtype factors : {dtype, NF4_DTYPE_FP32})
+        for (const auto &[rows, cols, m, rank] : sizes) {
+          if (m > 10000 && (few_shapes() || dtype != NF4_DTYPE_BF16)) continue;
+          Rng rng(++number);
+          const MatmulShape shape = gradient ? MatmulShape{cols, rows / 64 * 64, m, true}
+                                             : MatmulShape{rows, cols / 64 * 64, m};
+          MatmulCase test = plain_matmul_case(rng, {dtype, 64, rng.one_in(2)}, shape);
+          repeat_rows(test, rng, 8);
+          const HostAdapter adapter =
+              random_adapter(rng, test, factors, gradient ? rank : rank - 3, false);
+          INFO(describe(test, number) << ", rank " << adapter.rank << " of dtype " << factors);
+          MatmulCounts counts;
+          const int config = cuda::config_named(m > 200 ? "wgmma_256x128" : "wgmma_64x128");
+          check_lora(test, adapter, rng, stream, counts, {config, config + 1});
+          if (has_kernel(config, gradient)) CHECK(counts[runnable_families()[0]][config] > 0);
+        }
+}
+
+// x A^T by the first CTAs of a skinny kernel: as many as share the columns, and two and four times
+// as many, which share the ranks too.
+TEST_CASE("x A^T by producers", "[cuda][matmul][lora]") {
+  const Stream stream;
+  uint64_t number = 0xc000000;
+  for (const nf4_dtype dtype : {NF4_DTYPE_FP32, NF4_DTYPE_FP16, NF4_DTYPE_BF16})
+    for (const nf4_dtype factors : {dtype, NF4_DTYPE_FP32})
+      for (const int rank : {16, 63, 128})
+        for (const int64_t m : {1, 5, 16}) {
+          Rng rng(++number);
+          MatmulCase test = plain_matmul_case(rng, {dtype, 64, rng.one_in(2)}, {300, 8192, m});
+          const HostAdapter adapter = random_adapter(rng, test, factors, rank, rng.one_in(4));
+          INFO(describe(test, number) << ", rank " << adapter.rank << " of dtype " << factors);
+          MatmulCounts counts;
+          const int config = cuda::config_named(m == 1   ? "skinny_2"
+                                                : m == 5 ? "skinny_8"
+                                                         : "skinny_16");
+          check_lora(test, adapter, rng, stream, counts, {config, config + 1});
+          for (const cuda::GpuFamily *family : runnable_families())
+            if (cuda::matmul_has(*family, config, compute_capability()))
+              CHECK(counts[family][config] > 0);
+        }
+}
+
 // The CTA that has a tile's last K-tile adds the adapter.
 TEST_CASE("stream-K kernels add an adapter once", "[cuda][matmul][lora]") {
   const Stream stream;

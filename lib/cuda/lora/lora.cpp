@@ -7,6 +7,7 @@
 #include "cuda/lora/persistent.hpp"
 #include "cuda/lora/vectors.hpp"
 #include "cuda/lora/workspace.hpp"
+#include "cuda/runtime/signature.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -23,6 +24,13 @@ bool can_use_tma(const LoraProblem &problem) {
   const Lora &lora = problem.lora;
   return !problem.gradient && lora.dtype == problem.dtype && lora.rank % 8 == 0 &&
          has_vectors(lora.b, lora.b_stride, lora.dtype);
+}
+
+// Rows of x and of A load as vectors of eight.
+bool has_a_vectors(const LoraProblem &problem) {
+  const Lora &lora = problem.lora;
+  return has_x_vectors(problem) && problem.cols % 8 == 0 &&
+         has_vectors(lora.a, lora.a_stride, lora.dtype);
 }
 
 LoraProductArgs product_args(const LoraProblem &problem, void *workspace, bool tma) {
@@ -95,6 +103,28 @@ LoraTerm lora_term_of(const LoraProblem &problem, void *workspace) {
       !problem.gradient && lora.rank % 8 == 0 && has_vectors(lora.b, lora.b_stride, lora.dtype)};
 }
 
+LoraProducerArgs lora_producer_args(const LoraProblem &problem, void *workspace) {
+  const Lora &lora = problem.lora;
+  if (lora.rank == 0) return {};
+  auto *const flags = static_cast<uint64_t *>(workspace);
+  LoraProducerArgs args{};
+  args.x = problem.x;
+  args.x_stride = problem.x_stride;
+  args.m = problem.m;
+  args.cols = problem.cols;
+  args.in = problem.in;
+  args.scale = lora.scale;
+  args.rank = lora.rank;
+  args.stride = static_cast<int>(lora_stride(lora));
+  args.ctas = lora_producers(lora.rank * problem.cols * element_bytes(lora.dtype), lora.rank);
+  args.vectors = has_a_vectors(problem);
+  args.product = lora.product;
+  args.parts = reinterpret_cast<float *>(flags + kMaxLoraConsumers * kMaxLoraProducers);
+  args.flags = flags;
+  args.signature = next_signature();
+  return args;
+}
+
 LoraMatrix lora_out_for_tma(const LoraProblem &problem, void *workspace) {
   const Lora &lora = problem.lora;
   if (can_use_tma(problem)) return {lora.b, problem.rows, lora.b_stride, lora.rank};
@@ -107,10 +137,10 @@ cudaError_t launch_lora_product(const LaunchTarget &target, const LoraProblem &p
   LoraProductArgs args = product_args(problem, workspace, wgmma);
   if (const int ctas = wgmma ? plan_lora(target.device, problem).persistent_ctas : 0)
     return launch_persistent_lora(target, problem, args, ctas);
-  const Lora &lora = problem.lora;
+  if (can_run_wide_lora(target.device, problem)) return launch_wide_lora(target, problem, args);
   const LoraKernels &kernels = kernels_of<LoraKernels>(*target.family);
-  const bool vectors = has_x_vectors(problem) && args.cols % 8 == 0 &&
-                       (problem.gradient || has_vectors(lora.a, lora.a_stride, lora.dtype));
+  const bool vectors =
+      problem.gradient ? has_x_vectors(problem) && args.cols % 8 == 0 : has_a_vectors(problem);
   if (problem.dtype == NF4_DTYPE_FP32 || !target.family->tensor_cores || !vectors)
     return launch_ctas(target, kernels.any[problem.dtype - NF4_DTYPE_FP32], args,
                        ceil_divide(args.m * args.stride, kLoraProductThreads / 32));

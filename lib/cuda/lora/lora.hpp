@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/lora/args.hpp"
+#include "cuda/lora/producer_args.hpp"
 #include "cuda/runtime/target.hpp"
 #include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
@@ -28,6 +29,9 @@ struct LoraProblem {
 
 // What epilogues add. `workspace` is the adapter's part (lora/workspace.hpp), on 16 bytes.
 LoraTerm lora_term_of(const LoraProblem &problem, void *workspace);
+
+// What the CTAs of a skinny kernel that make and receive the product get, for a launch of its own.
+LoraProducerArgs lora_producer_args(const LoraProblem &problem, void *workspace);
 
 // `out` as TMA loads it: where it lies in x's dtype, aligned, else its copy.
 struct LoraMatrix {

@@ -26,6 +26,8 @@ constexpr int64_t kRowsOfNarrowTiles = 256;
 
 static_assert(lora_smem(kPersistentTileM[0], true).bytes <= 227 << 10);
 static_assert(lora_smem(kPersistentTileM[1], true).bytes <= 227 << 10);
+static_assert(2 * (wide_lora_smem(kWideRanks[1], true).bytes + 1024) <= 228 << 10);
+static_assert(2 * (wide_lora_smem(kWideRanks[1], false).bytes + 1024) <= 228 << 10);
 
 const LoraPersistentKernels *kernels_on(const Device &device) {
   return exact_kernels_for<LoraPersistentKernels>(device.compute_capability);
@@ -54,15 +56,15 @@ bool can_map(const LoraProblem &problem) {
          (problem.m == 1 || problem.x_stride * 2 < kMaxPitch);
 }
 
-cudaError_t make_maps(const LoraProblem &problem, int tile_m, LoraPersistentArgs &args) {
+cudaError_t make_maps(const LoraProblem &problem, int tile_m, int ranks, LoraPersistentArgs &args) {
   const int64_t cols = problem.cols, x_stride = problem.m == 1 ? cols : problem.x_stride;
   const cudaError_t error = make_tensor_map({problem.x, problem.m, cols * 2}, x_stride * 2,
                                             kPersistentStep * 2, tile_m, args.x_map);
   if (error != cudaSuccess) return error;
   const InMatrix in = in_matrix(problem);
-  const int box_bytes = problem.gradient ? kPersistentRanks * in_bytes(problem) : 128;
+  const int box_bytes = problem.gradient ? lora_rank_box_bytes(ranks, in_bytes(problem)) : 128;
   return make_tensor_map({problem.in.data, in.rows, in.row_bytes}, in.pitch, box_bytes,
-                         problem.gradient ? kPersistentStep : kPersistentRanks, args.in_map);
+                         problem.gradient ? kPersistentStep : ranks, args.in_map);
 }
 
 }  // namespace
@@ -92,12 +94,55 @@ cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem
       std::min(args.product.copy_ctas, target.device.multiprocessors - ctas - kCluster);
   args.product.copy_ctas = static_cast<int>(ceil_divide(copy_ctas, kCluster) * kCluster);
   args.tiles = static_cast<int>(ceil_divide(problem.m, tile_m));
-  if (const cudaError_t error = make_maps(problem, tile_m, args)) return error;
+  if (const cudaError_t error = make_maps(problem, tile_m, kPersistentRanks, args)) return error;
   const bool fp32 = problem.in.is_fp32;
   const void *const kernel =
       kernels_on(target.device)->of[problem.dtype - NF4_DTYPE_FP16][fp32][problem.gradient][wide];
   return launch({kernel, ctas + args.product.copy_ctas, kLoraProductThreads, true, target.stream,
                  lora_smem(tile_m, fp32).bytes, kCluster},
+                args);
+}
+
+namespace {
+// As many CTAs as multiprocessors, as long as each has a few steps: of clusters of 8, two a
+// multiprocessor are not all resident at a time.
+int wide_cluster_log2(int64_t tiles, int64_t steps, const Device &device) {
+  constexpr int kLeastSteps = 4;
+  int log2 = 0;
+  while (log2 < kMaxLoraClusterLog2 && kLeastSteps << (log2 + 1) <= steps &&
+         tiles << (log2 + 1) <= device.multiprocessors)
+    ++log2;
+  return log2;
+}
+}  // namespace
+
+bool can_run_wide_lora(const Device &device, const LoraProblem &problem) {
+  constexpr int64_t kMaxRows = int64_t{1} << 30;  // 32-bit coordinates
+  return kernels_on(device) != nullptr && problem.dtype != NF4_DTYPE_FP32 &&
+         problem.lora.rank > kPersistentRanks && problem.m <= kMaxRows &&
+         problem.cols <= kMaxRows && can_map(problem);
+}
+
+cudaError_t launch_wide_lora(const LaunchTarget &target, const LoraProblem &problem,
+                             const LoraProductArgs &product) {
+  if (const cudaError_t error = load_persistent_lora(target.device)) return error;
+  const bool more_ranks = problem.lora.rank > kWideRanks[0], fp32 = problem.in.is_fp32;
+  const int ranks = kWideRanks[more_ranks];
+  LoraPersistentArgs args{};
+  args.product = product;
+  args.product.rank_chunks = static_cast<int>(ceil_divide(problem.lora.rank, ranks));
+  const int64_t tiles = ceil_divide(problem.m, kWideTileM) * args.product.rank_chunks;
+  const int64_t steps = ceil_divide(problem.cols, kPersistentStep);
+  args.product.cluster_log2 = wide_cluster_log2(tiles, steps, target.device);
+  const int cluster = 1 << args.product.cluster_log2;
+  args.product.copy_ctas = static_cast<int>(ceil_divide(product.copy_ctas, cluster) * cluster);
+  args.product.product_ctas = static_cast<int>(tiles * cluster);
+  if (const cudaError_t error = make_maps(problem, kWideTileM, ranks, args)) return error;
+  const void *const kernel =
+      kernels_on(target.device)
+          ->wide[problem.dtype - NF4_DTYPE_FP16][fp32][problem.gradient][more_ranks];
+  return launch({kernel, args.product.product_ctas + args.product.copy_ctas, kWideThreads, true,
+                 target.stream, wide_lora_smem(ranks, fp32).bytes, cluster},
                 args);
 }
 

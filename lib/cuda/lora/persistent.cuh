@@ -5,8 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include <type_traits>
-
+#include "cuda/lora/factor_box.cuh"
 #include "cuda/lora/persistent_args.hpp"
 #include "cuda/lora/product.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -14,78 +13,6 @@
 
 namespace nf4::cuda {
 namespace {
-
-// Offset of a 16-byte chunk in rows of 128 bytes, in the 128-byte swizzle.
-__device__ __forceinline__ int swizzled_chunk(int row, int chunk) {
-  return row * 128 + (chunk ^ row % 8) * 16;
-}
-
-// A step of the factor `in` in shared memory: how it comes there, and mma's B of 16 columns of it
-// and 8 ranks a pair. This one: 16 ranks of 64 columns.
-template <class T, class F, bool kGradient>
-struct LoraFactorBox {
-  static __device__ __forceinline__ void load(uint8_t *to, const void *map, int column,
-                                              uint64_t *barrier) {
-    tma_load_2d(to, map, column * int{sizeof(T)}, 0, barrier);
-  }
-  static __device__ __forceinline__ void fragment(const uint8_t *box, int k, uint32_t (&b)[4]) {
-    const int lane = threadIdx.x % 32, rank = lane / 16 * 8 + lane % 8;
-    ldmatrix_x4(b, box + swizzled_chunk(rank, k * 2 + lane / 8 % 2));
-  }
-};
-
-// In fp32, rounded to x's dtype: two boxes of 32 columns.
-template <class T>
-struct LoraFactorBox<T, float, false> {
-  static constexpr int kBoxBytes = kPersistentRanks * 128;
-
-  static __device__ __forceinline__ void load(uint8_t *to, const void *map, int column,
-                                              uint64_t *barrier) {
-    tma_load_2d(to, map, column * 4, 0, barrier);
-    tma_load_2d(to + kBoxBytes, map, column * 4 + 128, 0, barrier);
-  }
-  static __device__ __forceinline__ void fragment(const uint8_t *box, int k, uint32_t (&b)[4]) {
-    const int group_id = threadIdx.x % 32 / 4, thread_in_group = threadIdx.x % 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int chunk = k % 2 * 4 + i % 2 * 2 + thread_in_group / 2;
-      const uint8_t *const at = box + k / 2 * kBoxBytes +
-                                swizzled_chunk(i / 2 * 8 + group_id, chunk) +
-                                thread_in_group % 2 * 8;
-      const float2 pair = *reinterpret_cast<const float2 *>(at);
-      b[i] = pack_pair(T{}, pair.x, pair.y);
-    }
-  }
-};
-
-// In the gradient: 64 rows of 16 ranks.
-template <class T, class F>
-struct LoraFactorBox<T, F, true> {
-  static __device__ __forceinline__ void load(uint8_t *to, const void *map, int column,
-                                              uint64_t *barrier) {
-    tma_load_2d(to, map, 0, column, barrier);
-  }
-  static __device__ __forceinline__ void fragment(const uint8_t *box, int k, uint32_t (&b)[4]) {
-    const int lane = threadIdx.x % 32;
-    ldmatrix_x4_trans(b, box + (k * 16 + lane % 16) * 32 + lane / 16 * 16);
-  }
-};
-
-template <class T>
-struct LoraFactorBox<T, float, true> : LoraFactorBox<T, T, true> {
-  static __device__ __forceinline__ float element(const uint8_t *box, int row, int rank) {
-    const int chunk = rank / 4 ^ row / 2 % 4;  // the 64-byte swizzle
-    return *reinterpret_cast<const float *>(box + row * 64 + chunk * 16 + rank % 4 * 4);
-  }
-  static __device__ __forceinline__ void fragment(const uint8_t *box, int k, uint32_t (&b)[4]) {
-    const int group_id = threadIdx.x % 32 / 4, thread_in_group = threadIdx.x % 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = k * 16 + i % 2 * 8 + thread_in_group * 2, rank = i / 2 * 8 + group_id;
-      b[i] = pack_pair(T{}, element(box, row, rank), element(box, row + 1, rank));
-    }
-  }
-};
 
 // The steps of a warp, one tile after the other.
 class LoraSteps {
@@ -145,7 +72,7 @@ class LoraPipeline {
       uint8_t *const stage = stages_ + load_stage_ * kSmem.stage_bytes;
       mbarrier_arrive_expect_tx(barrier, kSmem.stage_bytes);
       tma_load_2d(stage, &args_.x_map, steps_.column() * 2, steps_.tile() * kTileM, barrier);
-      Box::load(stage + kSmem.x_bytes, &args_.in_map, steps_.column(), barrier);
+      Box::load(stage + kSmem.x_bytes, &args_.in_map, steps_.column(), 0, barrier);
     }
     load_stage_ = load_stage_ == kSmem.stages - 1 ? 0 : load_stage_ + 1;
     steps_.advance();
@@ -174,7 +101,7 @@ __device__ __forceinline__ void multiply_step(const uint8_t *stage, int x_bytes,
 #pragma unroll
   for (int k = 0; k < kPersistentStep / 16; ++k) {
     uint32_t b[4];
-    Box::fragment(stage + x_bytes, k, b);
+    Box::fragment(stage + x_bytes, 0, k, b);
 #pragma unroll
     for (int i = 0; i < Tile::kM / 16; ++i) {
       uint32_t a[4];
@@ -190,9 +117,9 @@ template <class Arch, class T, class F, bool kGradient, int kTileM>
 __global__ void __launch_bounds__(kLoraProductThreads, 1)
     lora_product_persistent(const __grid_constant__ LoraPersistentArgs args) {
   using Tile = LoraTile<kTileM / 16, kPersistentRanks / 8>;
-  using Box = LoraFactorBox<T, F, kGradient>;
+  using Box = LoraFactorBox<T, F, kGradient, kPersistentRanks>;
   using Pipeline = LoraPipeline<Box, kTileM, sizeof(F) == 4>;
-  static_assert(Tile::kStored == Tile::kWarps);
+  static_assert(kStoredWarps<Tile> == kLoraWarps);
   extern __shared__ __align__(1024) uint8_t shared[];
   const LoraProductArgs &product = args.product;
   const int copy_cta = static_cast<int>(blockIdx.x) - product.product_ctas;
@@ -222,9 +149,9 @@ __global__ void __launch_bounds__(kLoraProductThreads, 1)
     for (int output = threadIdx.x; output < Tile::kOutputs; output += kLoraProductThreads) {
       float sum = 0;
 #pragma unroll
-      for (int i = 0; i < Tile::kWarps; ++i) sum += partials[i * Tile::kOutputs + output];
+      for (int i = 0; i < kLoraWarps; ++i) sum += partials[i * Tile::kOutputs + output];
       store_product<T>(product, int64_t{tile_index} * kTileM + Tile::row(output),
-                       Tile::rank(output), sum);
+                       Tile::template rank<Box>(output), sum);
     }
     __syncthreads();  // the sums were read
   }

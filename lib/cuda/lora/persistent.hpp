@@ -1,4 +1,4 @@
-// The launch of x A^T on a few multiprocessors.
+// Launches of x A^T by TMA.
 #pragma once
 
 #include "cuda/lora/lora.hpp"
@@ -8,5 +8,11 @@ namespace nf4::cuda {
 // For a plan of `ctas` persistent CTAs. `product`: its operands, and the CTAs that copy.
 cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem &problem,
                                    const LoraProductArgs &product, int ctas);
+
+// Of more than 16 ranks, on all multiprocessors: whether the kernels for that can run, and their
+// launch.
+bool can_run_wide_lora(const Device &device, const LoraProblem &problem);
+cudaError_t launch_wide_lora(const LaunchTarget &target, const LoraProblem &problem,
+                             const LoraProductArgs &product);
 
 }  // namespace nf4::cuda

@@ -1,4 +1,4 @@
-// The compile matrix of an adapter's product with x on a few multiprocessors.
+// The compile matrix of an adapter's product with x by TMA.
 #pragma once
 
 #include <iterator>
@@ -11,6 +11,8 @@ namespace nf4::cuda {
 struct LoraPersistentKernels {
   // [dtype - NF4_DTYPE_FP16][A is fp32][gradient][index of kPersistentTileM]
   const void *of[2][2][2][std::size(kPersistentTileM)];
+  // The same, of kWideRanks.
+  const void *wide[2][2][2][std::size(kWideRanks)];
 
   template <class Arch>
   static LoraPersistentKernels make();

@@ -10,15 +10,13 @@
 
 #include <cuda_runtime.h>
 
-#include <type_traits>
-
 #include "cuda/arch.cuh"
 #include "cuda/element.cuh"
 #include "cuda/lora/args.hpp"
 #include "cuda/lora/term.cuh"
+#include "cuda/lora/tile.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/memory.cuh"
-#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/pdl.cuh"
 
 namespace nf4::cuda {
@@ -61,104 +59,13 @@ __device__ __forceinline__ void store_product(const LoraProductArgs &args, int64
     static_cast<T *>(args.product)[m * args.rank + r] = from_float<T>(sum);
 }
 
-// Eight columns of a row as two k16 steps of a fragment: any order of the columns will do if x and
-// A have the same.
-template <class T, class F>
-__device__ __forceinline__ uint4 load_fragment(const F *from, bool in_bounds) {
-  if (!in_bounds) return {};
-  if constexpr (std::is_same_v<T, F>) return *reinterpret_cast<const uint4 *>(from);
-  const float4 low = reinterpret_cast<const float4 *>(from)[0];
-  const float4 high = reinterpret_cast<const float4 *>(from)[1];
-  return {pack_pair(T{}, low.x, low.y), pack_pair(T{}, low.z, low.w),
-          pack_pair(T{}, high.x, high.y), pack_pair(T{}, high.z, high.w)};
-}
+constexpr int kLoraWarps = kLoraProductThreads / 32;
+// Warps whose sums lie in shared memory at a time.
+template <class Tile>
+constexpr int kStoredWarps =
+    kLoraWarps * Tile::kOutputs * 4 <= 32 << 10 ? kLoraWarps : (8 << 10) / Tile::kOutputs;
 
-// The same of eight elements at a stride.
-template <class T, class F>
-__device__ __forceinline__ uint4 load_strided_fragment(const F *from, int64_t stride,
-                                                       bool in_bounds) {
-  float values[8] = {};
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-    if (in_bounds) values[i] = to_float(from[i * stride]);
-  return pack_vector<T>(values);
-}
-
-// A tile of MTiles * 16 rows of x by RankTiles * 8 ranks.
-template <int MTiles, int RankTiles>
-struct LoraTile {
-  static constexpr int kM = MTiles * 16, kRanks = RankTiles * 8;
-  static constexpr int kSums = MTiles * RankTiles * 4;  // of a lane
-  static constexpr int kOutputs = kSums * 32;
-  static constexpr int kWarps = kLoraProductThreads / 32;
-  // Warps whose sums lie in shared memory at a time.
-  static constexpr int kStored = kWarps * kOutputs * 4 <= 32 << 10 ? kWarps : (8 << 10) / kOutputs;
-
-  static constexpr int kDepth = RankTiles > 2 ? 1 : 2;  // steps of 32 columns in flight
-
-  float sums[MTiles][RankTiles][4] = {};
-
-  // What a lane has of a step: eight columns of two rows of x for each of MTiles, and of a rank for
-  // each of RankTiles.
-  struct Fragments {
-    uint4 x[MTiles][2], a[RankTiles];
-  };
-
-  // kGradient: a rank's elements are not neighbours.
-  template <class T, class F, bool kGradient>
-  static __device__ __forceinline__ void load(const LoraProductArgs &args, int64_t first_m,
-                                              int first_rank, int step, int end, Fragments &to) {
-    const int group_id = threadIdx.x % 32 / 4, thread_in_group = threadIdx.x % 4;
-    const int64_t column = int64_t{step} * 32 + thread_in_group * 8;
-    const bool in_row = step < end && column < args.cols;
-#pragma unroll
-    for (int i = 0; i < MTiles; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int64_t m = first_m + i * 16 + half * 8 + group_id;
-        to.x[i][half] = load_fragment<T>(
-            static_cast<const T *>(args.x) + m * args.x_stride + column, in_row && m < args.m);
-      }
-#pragma unroll
-    for (int j = 0; j < RankTiles; ++j) {
-      const int r = first_rank + j * 8 + group_id;
-      const bool in_bounds = in_row && r < args.rank;
-      const F *const from = static_cast<const F *>(args.in.data) + r * args.in.rank_stride +
-                            column * (kGradient ? args.in.stride : 1);
-      if constexpr (kGradient)
-        to.a[j] = load_strided_fragment<T>(from, args.in.stride, in_bounds);
-      else
-        to.a[j] = load_fragment<T>(from, in_bounds);
-    }
-  }
-
-  template <class T>
-  __device__ __forceinline__ void add(const Fragments &fragments) {
-#pragma unroll
-    for (int j = 0; j < RankTiles; ++j)
-#pragma unroll
-      for (int i = 0; i < MTiles; ++i) {
-        const uint4 low = fragments.x[i][0], high = fragments.x[i][1], a = fragments.a[j];
-        mma_m16n8k16(T{}, sums[i][j], {low.x, high.x, low.y, high.y}, a.x, a.y);
-        mma_m16n8k16(T{}, sums[i][j], {low.z, high.z, low.w, high.w}, a.z, a.w);
-      }
-  }
-
-  // This lane's `index`-th sum.
-  __device__ __forceinline__ float &sum(int index) {
-    return sums[index / (RankTiles * 4)][index / 4 % RankTiles][index % 4];
-  }
-  static __device__ __forceinline__ int row(int output) {
-    const int index = output / 32, lane = output % 32;
-    return index / (RankTiles * 4) * 16 + lane / 4 + index % 4 / 2 * 8;
-  }
-  static __device__ __forceinline__ int rank(int output) {
-    const int index = output / 32, lane = output % 32;
-    return index / 4 % RankTiles * 8 + lane % 4 * 2 + index % 2;
-  }
-};
-
-// All threads of the CTA call it. Leaves the sums of the first kStored warps in
+// All threads of the CTA call it. Leaves the sums of the first kStoredWarps warps in
 // partials[warp][index][lane]; those of later warps are added to theirs first.
 template <class Tile>
 __device__ __forceinline__ void store_partials(Tile &tile, float *partials) {
@@ -167,12 +74,12 @@ __device__ __forceinline__ void store_partials(Tile &tile, float *partials) {
     return partials[(warp * Tile::kSums + index) * 32 + lane];
   };
 #pragma unroll
-  for (int first = Tile::kWarps - Tile::kStored; first >= 0; first -= Tile::kStored) {
-    if (warp / Tile::kStored == first / Tile::kStored)
+  for (int first = kLoraWarps - kStoredWarps<Tile>; first >= 0; first -= kStoredWarps<Tile>) {
+    if (warp / kStoredWarps<Tile> == first / kStoredWarps<Tile>)
 #pragma unroll
       for (int i = 0; i < Tile::kSums; ++i) {
         float &to = at(warp - first, i);
-        to = first == Tile::kWarps - Tile::kStored ? tile.sum(i) : to + tile.sum(i);
+        to = first == kLoraWarps - kStoredWarps<Tile> ? tile.sum(i) : to + tile.sum(i);
       }
     __syncthreads();
   }
@@ -202,7 +109,7 @@ template <class Arch, class T, class F, bool kGradient, int MTiles, int RankTile
 __global__ void __launch_bounds__(kLoraProductThreads, 2)
     lora_product(const __grid_constant__ LoraProductArgs args) {
   using Tile = LoraTile<MTiles, RankTiles>;
-  __shared__ float partials[Tile::kStored * Tile::kOutputs];
+  __shared__ float partials[kStoredWarps<Tile> * Tile::kOutputs];
   __shared__ float received[Tile::kOutputs];  // [CTA of the cluster][share]
   const int copy_cta = static_cast<int>(blockIdx.x) - args.product_ctas;
   if (copy_cta >= 0) {
@@ -230,11 +137,11 @@ __global__ void __launch_bounds__(kLoraProductThreads, 2)
 
   Tile tile;
 #pragma unroll 1
-  for (int step = begin + warp; step < end; step += Tile::kDepth * Tile::kWarps) {
+  for (int step = begin + warp; step < end; step += Tile::kDepth * kLoraWarps) {
     typename Tile::Fragments fragments[Tile::kDepth];
 #pragma unroll
     for (int i = 0; i < Tile::kDepth; ++i)
-      Tile::template load<T, F, kGradient>(args, first_m, first_rank, step + i * Tile::kWarps, end,
+      Tile::template load<T, F, kGradient>(args, first_m, first_rank, step + i * kLoraWarps, end,
                                            fragments[i]);
 #pragma unroll
     for (int i = 0; i < Tile::kDepth; ++i) tile.template add<T>(fragments[i]);
@@ -245,7 +152,7 @@ __global__ void __launch_bounds__(kLoraProductThreads, 2)
   for (int output = threadIdx.x; output < Tile::kOutputs; output += kLoraProductThreads) {
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < Tile::kStored; ++i) sum += partials[i * Tile::kOutputs + output];
+    for (int i = 0; i < kStoredWarps<Tile>; ++i) sum += partials[i * Tile::kOutputs + output];
     if constexpr (Arch::kClusters)
       if (args.cluster_log2 > 0) {
         const int owner = static_cast<int>(static_cast<unsigned>(output) / share);
@@ -253,7 +160,8 @@ __global__ void __launch_bounds__(kLoraProductThreads, 2)
         store_shared_cluster(map_shared_rank(to, owner), sum);
         continue;
       }
-    store_product<T>(args, first_m + Tile::row(output), first_rank + Tile::rank(output), sum);
+    store_product<T>(args, first_m + Tile::row(output),
+                     first_rank + Tile::template rank<RanksInOrder>(output), sum);
   }
   if constexpr (Arch::kClusters) {
     if (args.cluster_log2 == 0) return;
@@ -264,7 +172,8 @@ __global__ void __launch_bounds__(kLoraProductThreads, 2)
       for (int source = 0; source < 1 << kMaxLoraClusterLog2; ++source)
         if (source < 1 << args.cluster_log2) sum += received[source * share + i];
       const int output = in_cluster * share + i;
-      store_product<T>(args, first_m + Tile::row(output), first_rank + Tile::rank(output), sum);
+      store_product<T>(args, first_m + Tile::row(output),
+                       first_rank + Tile::template rank<RanksInOrder>(output), sum);
     }
   }
 }

@@ -38,11 +38,11 @@ __device__ __forceinline__ void prefetch_lora_b(const LoraTerm &lora, int64_t ro
   prefetch_l2_sector(static_cast<const uint8_t *>(lora.b.data) + bytes);
 }
 
-// Of row m of x and a row of the weight; 0 without an adapter.
-template <class T>
-__device__ __forceinline__ float lora_term(const LoraTerm &lora, int64_t m, int64_t row) {
+// Of a row of x, whose product this is (numbers of P), and a row of the weight; 0 without an
+// adapter.
+template <class T, class P>
+__device__ __forceinline__ float lora_term(const LoraTerm &lora, const P *product, int64_t row) {
   float sum = 0;
-  const T *const product = static_cast<const T *>(lora.product) + m * lora.product_stride;
   const int64_t first = row * lora.b.stride;
 #pragma unroll 2
   for (int r = 0; lora.b_vectors && r < lora.rank; r += 8) {

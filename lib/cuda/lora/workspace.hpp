@@ -1,8 +1,10 @@
 // An adapter's part of a workspace. Plain C++: sizes do not depend on the build.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
+#include "cuda/lora/producer_args.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -13,18 +15,31 @@ inline int64_t lora_stride(const Lora &lora) { return ceil_divide(lora.rank, 16)
 // Rows of the copy of a factor for TMA: whole groups, within which the gradient permutes them.
 constexpr int64_t lora_copy_rows(int64_t rows) { return ceil_divide(rows, 32) * 32; }
 
+// CTAs of a skinny kernel that make the product.
+inline int lora_producers(const MatmulProblem &problem) {
+  const Lora &lora = problem.lora;
+  if (lora.rank == 0) return 0;
+  return lora_producers(lora.rank * problem.weight.cols * element_bytes(lora.dtype), lora.rank);
+}
+
 struct LoraWorkspace {
   // scale * x A^T, [m][lora_stride()], or in the gradient scale * dy B; in the problem's dtype.
   int64_t scaled_bytes;
   // Behind it, in 16 bits, the other factor for TMA: [lora_copy_rows()][lora_stride()].
   int64_t copy_bytes;
+  // Or, for skinny kernels, what producers and consumers exchange (lora/producer_args.hpp).
+  int64_t flags_bytes;
+  int64_t parts_bytes;
 
   explicit LoraWorkspace(const MatmulProblem &problem)
       : scaled_bytes(problem.m * lora_stride(problem.lora) * element_bytes(problem.dtype)),
         copy_bytes(problem.dtype == NF4_DTYPE_FP32
                        ? 0
-                       : lora_copy_rows(problem.y_columns()) * lora_stride(problem.lora) * 2) {}
-  int64_t bytes() const { return scaled_bytes + copy_bytes; }
+                       : lora_copy_rows(problem.y_columns()) * lora_stride(problem.lora) * 2),
+        flags_bytes(kMaxLoraConsumers * kMaxLoraProducers * 8),
+        parts_bytes(kLoraParts * std::min<int64_t>(problem.m, kMaxLoraProducerM) *
+                    lora_stride(problem.lora) * 4) {}
+  int64_t bytes() const { return std::max(scaled_bytes + copy_bytes, flags_bytes + parts_bytes); }
 };
 
 }  // namespace nf4::cuda

@@ -56,8 +56,9 @@ void set_lora(const MatmulProblem &problem, MatmulArgs &args) {
 }
 void set_lora(const Int4MatmulProblem &, Int4MatmulArgs &) {}
 
+// Skinny kernels make it themselves.
 cudaError_t multiply_lora(const MatmulTarget &target, const MatmulProblem &problem, int config) {
-  if (problem.lora.rank == 0) return cudaSuccess;
+  if (problem.lora.rank == 0 || is_skinny(config)) return cudaSuccess;
   return launch_lora_product(target, LoraProblem(problem), lora_workspace(problem),
                              is_wgmma(config));
 }
@@ -170,6 +171,18 @@ cudaError_t run_mma(const MatmulTarget &target, const Int4MatmulProblem &problem
   return launch_mma(target, kernel_for(*target.family, problem, kMma64x64), args);
 }
 
+cudaError_t run_skinny(const MatmulTarget &target, const MatmulProblem &problem,
+                       const MatmulArgs &args, int config) {
+  const LoraProducerArgs lora = lora_producer_args(LoraProblem(problem), lora_workspace(problem));
+  return launch_skinny(target, kernel_for(*target.family, problem, config), args, lora,
+                       problem.dtype, config);
+}
+cudaError_t run_skinny(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                       const Int4MatmulArgs &args, int config) {
+  return launch_skinny(target, kernel_for(*target.family, problem, config), args, problem.dtype,
+                       config);
+}
+
 template <class W>
 cudaError_t launch_one(const MatmulTarget &target, const MatmulProblemOf<W> &given,
                        const MatmulChoice &choice) {
@@ -179,9 +192,8 @@ cudaError_t launch_one(const MatmulTarget &target, const MatmulProblemOf<W> &giv
   const auto args = matmul_args(problem);
   if (is_wgmma(choice.config)) return launch_wgmma(target, problem, args, choice);
   if (choice.config == kMma64x64) return run_mma(target, problem, args);
-  const void *kernel = kernel_for(*target.family, problem, choice.config);
   if (const cudaError_t error = allow_shared_memory(target, problem)) return error;
-  return launch_skinny(target, kernel, args, problem.dtype, choice.config);
+  return run_skinny(target, problem, args, choice.config);
 }
 
 cudaError_t launch_several(const MatmulTarget &target, const SkinnyBatchProblems<Weight> &problems,

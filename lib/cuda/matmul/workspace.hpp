@@ -33,7 +33,6 @@ bool workspace_holds(const MatmulSize &size, int config);
 struct MatmulWorkspace {
   static constexpr int64_t kMaxCtas = 144;
   static constexpr int64_t kFlags = 16;     // of a CTA, of 8 bytes: a warp's each, up to 128 bytes
-  static constexpr int kSignatures = 4;     // of a launch: values that its flags may have
   static constexpr int64_t kMinKTiles = 4;  // of a CTA
 
   int64_t ctas = 0;

@@ -102,7 +102,7 @@ def _has_row_stride(x: Tensor) -> bool:
 # in bf16, without and with AMX, which torch has and libnf4 has not.
 _FUSED_ROWS_SKINNY = 16
 _FUSED_ROWS_HOPPER = 1024
-_FUSED_ROWS_ADAPTED, _ADAPTED_RANKS = 4096, (8, 16)
+_FUSED_ROWS_ADAPTED, _ADAPTED_RANKS = 4096, (8, 16, 32)
 _FUSED_ROWS_CPU, _FUSED_ROWS_AMX = 256, 16
 
 

@@ -167,7 +167,8 @@ using CtaProducts =
 
 template <class T>
 __device__ __forceinline__ float lora_of(const MatmulArgs &args, int64_t m, int64_t n) {
-  return lora_term<T>(args.lora, m, n);
+  const auto *const product = static_cast<const T *>(args.lora.product);
+  return lora_term<T>(args.lora, product + m * args.lora.product_stride, n);
 }
 template <class T>
 __device__ __forceinline__ float lora_of(const Int4MatmulArgs &, int64_t, int64_t) {

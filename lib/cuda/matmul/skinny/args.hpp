@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/formats.hpp"
+#include "cuda/lora/producer_args.hpp"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/runtime/fast_divide.hpp"
@@ -36,6 +37,7 @@ struct SkinnyWork {
 
 struct SkinnyArgs {
   MatmulArgs matmul;
+  LoraProducerArgs lora;
   TensorMap packed;  // rows of bytes
   // In x's dtype; sums are multiplied by its unit. Unused with a caller's codebook, which is in
   // device memory.
@@ -45,6 +47,7 @@ struct SkinnyArgs {
   int smem_scale_code;
   int smem_nested_absmax;
   int smem_scales;
+  int smem_lora;
   int scale_pitch;  // items from a row's scales to the next row's
   // n_warps rows of tiles on: items of scales, and elements.
   int item_step;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/element.cuh"
+#include "cuda/lora/producer_args.hpp"
 #include "cuda/lora/term.cuh"
 #include "cuda/matmul/skinny/args.hpp"
 
@@ -78,16 +79,19 @@ class Epilogue {
       bias_ = to_float(static_cast<const T *>(matmul.bias)[rows.first + row]);
   }
 
-  // The adapter's part of output `index`, once its product with x is there. What is read of B is
-  // prefetched before.
+  // The adapter's part of output `index`, once its product with x is there: [m][product_stride +
+  // kLoraPadding]. What is read of B is prefetched before.
   __device__ __forceinline__ void prefetch_lora(const LoraTerm &lora, const CtaRows &rows,
                                                 const PartialSums<WarpMma> &group,
                                                 uint32_t index) const {
     if (in_bounds_) prefetch_lora_b<T>(lora, row_of(rows, group, index));
   }
-  __device__ __forceinline__ void add_lora(const LoraTerm &lora, const CtaRows &rows,
-                                           const PartialSums<WarpMma> &group, uint32_t index) {
-    if (in_bounds_) bias_ += lora_term<T>(lora, index % kMaxM, row_of(rows, group, index));
+  __device__ __forceinline__ void add_lora(const LoraTerm &lora, const float *product,
+                                           const CtaRows &rows, const PartialSums<WarpMma> &group,
+                                           uint32_t index) {
+    if (in_bounds_)
+      bias_ += lora_term<T>(lora, product + index % kMaxM * (lora.product_stride + kLoraPadding),
+                            row_of(rows, group, index));
   }
 
   __device__ __forceinline__ void store(int warps, float unit) const {

@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "cuda/element.cuh"
+#include "cuda/lora/producer.cuh"
 #include "cuda/matmul/skinny/args.hpp"
 #include "cuda/matmul/skinny/epilogue.cuh"
 #include "cuda/matmul/skinny/fp32_mainloop.cuh"
@@ -52,6 +53,24 @@ __device__ __forceinline__ float build_lut(const SkinnyArgs &args, float entry, 
   }
 }
 
+// What a consumer of an adapter's product has in shared memory.
+struct SharedLora {
+  int *receivers;  // warps that asked to receive it
+  float *product;  // [m][stride + kLoraPadding]
+  __device__ __forceinline__ SharedLora(const SkinnyArgs &args, uint8_t *shared)
+      : receivers(reinterpret_cast<int *>(shared + args.smem_lora)),
+        product(reinterpret_cast<float *>(receivers + 4)) {}
+  __device__ __forceinline__ void init() const {
+    if (threadIdx.x == 0) *receivers = 0;
+  }
+  // True of one warp, the first.
+  __device__ __forceinline__ bool is_receiver() const {
+    int before = 0;
+    if (threadIdx.x % 32 == 0) before = atomicAdd(receivers, 1);
+    return __shfl_sync(0xffffffffu, before, 0) == 0;
+  }
+};
+
 // What one of a weight's CTAs does.
 template <class Arch, class T, class Scales, class WarpMma, bool kLora>
 __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
@@ -62,10 +81,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   const CtaRows rows(args.work, cta);
   const int tiles = rows.tiles();
   prefetch_rows<Arch>(args, rows);
-  if constexpr (kLora)
-    pdl_wait_for_earlier<Arch>();
-  else
-    pdl_wait<Arch>();
+  pdl_wait<Arch>();
 
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
@@ -75,8 +91,10 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
       args, shared, warp, rows.first,
       WarpTileIterator<kWarps>(args.work, tiles, first_tile, first_k_tile));
   ScaleStage<Arch, Scales, kThreads> scales(args, shared, Kind::kSmem.scale_barrier);
+  const SharedLora lora(args, shared);
   pipeline.init();
   scales.init();
+  if constexpr (kLora) lora.init();
   // The small loads before the large ones, which delay them. All of them are ordinary loads: the
   // compiler may move a __ldg above the wait.
   float offset = 0;
@@ -131,11 +149,13 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
         partial += args.work.n_warps * kWarps * group.kTilePartials;
       }
     }
-    if constexpr (kLora) pdl_wait<Arch>();
+    // By the first warp that has no tiles left: the others hide its latency.
+    if constexpr (kLora)
+      if (first == 0 && lora.is_receiver()) receive_lora<T>(args.lora, cta, lora.product);
     __syncthreads();
     const uint32_t outputs = (group.end - group.first) * group.kTilePartials;
     for (uint32_t i = threadIdx.x; i < outputs;) {
-      if constexpr (kLora) epilogue.add_lora(matmul.lora, rows, group, i);
+      if constexpr (kLora) epilogue.add_lora(matmul.lora, lora.product, rows, group, i);
       epilogue.store(args.work.k_warps, unit);
       i += kThreads;
       if (i < outputs) epilogue = Epilogue<T, WarpMma>(args, rows, group, i);
@@ -148,7 +168,15 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
 template <class Arch, class T, class Scales, class WarpMma, bool kLora>
 __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     matmul_skinny(const __grid_constant__ SkinnyArgs args) {
-  run_cta<Arch, T, Scales, WarpMma, kLora>(args, static_cast<int>(blockIdx.x));
+  int cta = static_cast<int>(blockIdx.x);
+  if constexpr (kLora) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    if (cta < args.lora.ctas)
+      return produce_lora<Arch, T, kWarpsOf<WarpMma>>(args.lora, cta,
+                                                      reinterpret_cast<float *>(shared));
+    cta -= args.lora.ctas;
+  }
+  run_cta<Arch, T, Scales, WarpMma, kLora>(args, cta);
 }
 
 // The same for several weights. A whole CTA has one of them, so its arguments are found through

@@ -40,15 +40,6 @@ cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf
                          matmul.weight.cols / 2, kWarpTileK / 2, kWarpTileN, args.packed);
 }
 
-// Multiprocessors left to the CTAs of lora_product, which still run when this kernel starts, where
-// it starts early. With more rows of x it has more to do than to wait for them.
-constexpr int kLoraProductMultiprocessors = 8;
-int lora_ctas(const MatmulArgs &matmul, int config, const MatmulTarget &target) {
-  const bool leaves = matmul.lora.rank > 0 && config != kSkinny16 && target.family->pdl &&
-                      target.gpu.multiprocessors > 64;
-  return leaves ? kLoraProductMultiprocessors : 0;
-}
-
 }  // namespace
 
 int plan_skinny_smem(const SkinnySmem &smem, int warps, int64_t tiles, const GpuFacts &gpu,
@@ -67,23 +58,27 @@ int plan_skinny_smem(const SkinnySmem &smem, int warps, int64_t tiles, const Gpu
   const SkinnyScaleBytes scales =
       skinny_scale_bytes(matmul.weight.cols, nested,
                          matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2);
-  work.group_tiles = even_groups(tiles, skinny_tiles_that_fit(smem, scales, gpu.shared_bytes));
+  const int64_t lora_bytes = lora_consumer_bytes(matmul.m, args.lora.stride);
+  work.group_tiles =
+      even_groups(tiles, skinny_tiles_that_fit(smem, scales, gpu.shared_bytes - lora_bytes));
   args.smem_scale_code = smem.partials + work.group_tiles * smem.tile_partials;
   args.smem_nested_absmax = args.smem_scale_code + static_cast<int>(scales.code);
   args.smem_scales = static_cast<int>(
       ceil_divide(args.smem_nested_absmax + work.group_tiles * scales.nested + 4, 16) * 16);
-  return args.smem_scales + static_cast<int>(work.group_tiles * scales.items);
+  args.smem_lora = args.smem_scales + static_cast<int>(work.group_tiles * scales.items);
+  return args.smem_lora + static_cast<int>(lora_bytes);
 }
 
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
-                          nf4_dtype dtype, int config) {
+                          const LoraProducerArgs &lora, nf4_dtype dtype, int config) {
   SkinnyArgs args{};
-  const int64_t ctas = std::min<int64_t>(
-      matmul.weight.rows, target.gpu.multiprocessors - lora_ctas(matmul, config, target));
+  args.lora = lora;
+  const int64_t ctas =
+      std::min(matmul.weight.rows, lora_consumers(target.gpu.multiprocessors, lora.ctas));
   int smem_bytes = 0;
   const cudaError_t error = skinny_args(target, matmul, dtype, config, ctas, args, smem_bytes);
   if (error != cudaSuccess) return error;
-  return launch({kernel, ctas, 32 * skinny_warps(dtype, kMatmulConfigs[config].tile_m),
+  return launch({kernel, lora.ctas + ctas, 32 * skinny_warps(dtype, kMatmulConfigs[config].tile_m),
                  target.family->pdl, target.stream, smem_bytes},
                 args);
 }

@@ -9,6 +9,7 @@
 #include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/runtime/launch.hpp"
+#include "cuda/runtime/signature.hpp"
 
 namespace nf4::cuda {
 
@@ -105,14 +106,6 @@ void split_args(const WgmmaPlan &plan, Args &args) {
   args.cluster_divisor = FastDivisor::of(plan.cluster_size);
   args.cta_k_tiles = args.k_tiles / plan.cluster_size;
   args.big_ctas = args.k_tiles % plan.cluster_size;
-}
-
-// The first value of this launch's flags, which no other launch of the process uses. Uninitialized
-// memory holds other values.
-uint64_t next_signature() {
-  constexpr uint64_t kFirst = 0x9e3779b97f4a7c15;
-  static std::atomic<uint64_t> next{kFirst};
-  return next.fetch_add(MatmulWorkspace::kSignatures, std::memory_order_relaxed);
 }
 
 template <class W, class Args>

@@ -16,6 +16,7 @@
 #include "cuda/matmul/wgmma/shared.cuh"
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/runtime/signature.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -117,7 +118,7 @@ class SplitKReduction {
   // What a warp's flag adds to the signature: its sums are stored, and its slice is the last CTA's;
   // or its own; and it has read the others' flags. Before, of the last CTA's first warp: it runs.
   enum State : uint32_t { kStored, kTakes, kRead, kRuns, kStates };
-  static_assert(kStates <= MatmulWorkspace::kSignatures);
+  static_assert(kStates <= kSignatures);
   static_assert(Tile::kConsumers / 32 <= MatmulWorkspace::kFlags, "each warp has a flag");
   static_assert((kTileColumns + 1) / 2 * Tile::kConsumers * 16 <= SharedLayout<Tile>::kSubtiles);
   static constexpr uint32_t kAllLanes = 0xffffffff;

@@ -1,0 +1,19 @@
+// Flags in a caller's workspace, which is not initialized.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace nf4::cuda {
+
+constexpr int kSignatures = 4;  // of a launch: values that its flags may have
+
+// The first value of this launch's flags, which no other launch of the process uses. Uninitialized
+// memory holds other values.
+inline uint64_t next_signature() {
+  constexpr uint64_t kFirst = 0x9e3779b97f4a7c15;
+  static std::atomic<uint64_t> next{kFirst};
+  return next.fetch_add(kSignatures, std::memory_order_relaxed);
+}
+
+}  // namespace nf4::cuda
