@@ -43,11 +43,15 @@ int64_t find_bytes() {
 int64_t find_bytes() { return kUsualBytes; }
 #endif
 
+int64_t forced_bytes = 0;
+
 }  // namespace
 
 int64_t last_level_cache_bytes() {
   static const int64_t bytes = find_bytes();
-  return bytes;
+  return forced_bytes > 0 ? forced_bytes : bytes;
 }
+
+void force_last_level_cache_bytes(int64_t bytes) { forced_bytes = bytes; }
 
 }  // namespace nf4::cpu

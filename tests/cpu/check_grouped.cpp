@@ -11,6 +11,7 @@
 #include "support/force.hpp"
 #include "support/grouped_cases.hpp"
 #include "support/placed.hpp"
+#include "support/some_of.hpp"
 #include "support/variants.hpp"
 
 using namespace nf4;
@@ -152,9 +153,10 @@ TEST_CASE("the error of experts is no more than that of dense weights", "[matmul
 
 TEST_CASE("the number of threads changes no bit of the products of experts", "[matmul]") {
   uint64_t stream = 0x33000000;
+  size_t dtypes = 0;
   for (const nf4_dtype dtype : kDtypes)
-    for (const GroupedShape shape : {GroupedShape{128, 96, 512, 40}, GroupedShape{3, 1000, 704, 90},
-                                     GroupedShape{60, 33, 2080, 9}}) {
+    for (const GroupedShape shape : some_of<GroupedShape>(
+             {{128, 96, 512, 40}, {3, 1000, 704, 90}, {60, 33, 2080, 9}}, dtypes++)) {
       Rng rng(++stream);
       const GroupedCase test =
           random_grouped_case(rng, {dtype, 32, true}, shape, rng.pick(kRoutings), true);

@@ -14,6 +14,7 @@
 #include "support/int4_cases.hpp"
 #include "support/placed.hpp"
 #include "support/reserved.hpp"
+#include "support/small_cache.hpp"
 #include "support/variants.hpp"
 
 using namespace nf4;
@@ -92,6 +93,7 @@ TEST_CASE("every variant dequantizes integer weights to the bits of the referenc
 }
 
 TEST_CASE("every variant dequantizes integer weights larger than the caches", "[cpu]") {
+  const SmallCache cache;
   const int64_t bytes = cpu::kCachesOfOutput * cpu::last_level_cache_bytes();
   uint64_t stream = 0x14000000;
   for (const Int4Class &kind : {Int4Class{NF4_INT4_GPTQ, NF4_DTYPE_FP16, true, 1},

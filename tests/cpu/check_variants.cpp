@@ -13,6 +13,7 @@
 #include "support/force.hpp"
 #include "support/placed.hpp"
 #include "support/reserved.hpp"
+#include "support/small_cache.hpp"
 #include "support/variants.hpp"
 #include "validate.hpp"
 
@@ -184,6 +185,7 @@ TEST_CASE("every variant quantizes to the bytes of the reference", "[cpu]") {
 }
 
 TEST_CASE("every variant dequantizes outputs larger than the caches", "[cpu]") {
+  const SmallCache cache;
   const int64_t cached_bytes = cpu::kCachesOfOutput * cpu::last_level_cache_bytes();
   uint64_t stream = 0x3000000;
   for (const nf4_dtype dtype : kDtypes) {

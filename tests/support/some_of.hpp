@@ -1,0 +1,21 @@
+// A part of a test's cases that are not random.
+#pragma once
+
+#include <cstddef>
+#include <initializer_list>
+#include <vector>
+
+#include "support/random.hpp"
+
+namespace nf4::test {
+
+// As many of them as cases_of says: others for the next n.
+template <class T>
+std::vector<T> some_of(std::initializer_list<T> all, size_t n) {
+  std::vector<T> some;
+  for (int i = 0; i < cases_of(static_cast<int>(all.size())); ++i)
+    some.push_back(all.begin()[(n + static_cast<size_t>(i)) % all.size()]);
+  return some;
+}
+
+}  // namespace nf4::test
