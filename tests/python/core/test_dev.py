@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,46 @@ apt-get() {{ say "apt-get $1"; return 100; }}
     assert done.returncode == 77, done.stderr
     assert done.stderr.splitlines()[-1].startswith("skipped: no aarch64-linux-gnu-g++")
     assert ("apt-get update" in done.stderr) == root
+
+
+@pytest.mark.parametrize("status", ["0", "3"])
+def test_a_step_beside_others_is_counted_where_it_stands(status: str, tmp_path: Path) -> None:
+    for name in ("tests", "tools"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    slow = f"sleep 0.2; echo it said; return {status}"
+    done = _functions(
+        f"bash() {{ case $2 in step_packages) {slow} ;; esac; }}\nrun_tests", at=tmp_path
+    )
+    lines = done.stdout.splitlines()
+    place = lines.index("== Python packages")
+    assert lines[place - 2].startswith("== The C++ tests") and lines[place - 1].startswith("   1 ")
+    if status == "0":
+        assert lines[place + 1].startswith("   0 passed, 0 failed, 0 skipped in ")
+    else:
+        assert lines[place + 1 : place + 3] == [
+            "   failed: packages ended with status 3",
+            "   | it said",
+        ]
+    assert done.returncode == (status != "0")
+    assert any(re.match(rf"\d+ passed, {int(status != '0')} failed, 0 skipped", x) for x in lines)
+
+
+def test_a_step_beside_others_ends_with_dev(tmp_path: Path) -> None:
+    stubs = f"""
+bash() {{ case $2 in
+  step_packages) echo $BASHPID >{tmp_path}/pid; sleep 60 ;;
+  step_cpp) until [ -s {tmp_path}/pid ]; do sleep 0.1; done; kill -TERM $$ ;;
+esac; }}
+"""
+    # Its output is not that of this process, which would wait for its end.
+    done = _functions(stubs + "exec >/dev/null 2>&1; run_tests", at=tmp_path)
+    assert done.returncode != 0
+    process = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
+    for _ in range(100):
+        if not process.exists() or process.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail("the step goes on")
 
 
 @pytest.mark.parametrize("words, left_out", [("", []), ("core", ["interop", "language_model"])])

@@ -37,12 +37,23 @@ def _main(rank, world, module, names, folder, backend):
     dist.destroy_process_group()
 
 
+def _fork(_, world, module, names, folder, backend):
+    """Starts the ranks, which share what the checks import: that takes seconds in each."""
+    importlib.import_module(module)
+    arguments = (world, module, names, folder, backend)
+    torch.multiprocessing.start_processes(_main, arguments, nprocs=world, start_method="fork")
+
+
 def run(module, names, world, folder, backend="gloo"):
     """What each check raised on each rank, by its name; None where it passed. Those after one that
     failed are not run."""
+    arguments = (world, module, names, str(folder), backend)
     try:
-        arguments = (world, module, names, str(folder), backend)
-        torch.multiprocessing.spawn(_main, arguments, nprocs=world)
+        # CUDA cannot be used in a child of fork() where what is imported has started it.
+        if backend == "nccl":
+            torch.multiprocessing.spawn(_main, arguments, nprocs=world)
+        else:
+            torch.multiprocessing.spawn(_fork, arguments, nprocs=1)
     except Exception as error:
         print(error, file=sys.stderr)
     files = [Path(folder, f"{rank}.json") for rank in range(world)]

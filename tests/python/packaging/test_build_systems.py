@@ -1,5 +1,5 @@
 """What a program in C links libnf4 by: pkg-config, CMake and Meson, as docs/building.md says. The
-library has its scalar kernels alone, which compile in seconds."""
+library has its scalar kernels alone, unoptimized, which compile in seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from conftest import ROOT
 
 EXAMPLE = ROOT / "examples" / "c" / "host_matmul.c"
-OPTIONS = ["-Dcuda=disabled", "-Dtests=disabled", "-Dpython_extension=disabled", "-Dcpu_variants="]
+LEAST = ["cuda=disabled", "tests=disabled", "python_extension=disabled", "cpu_variants="]
+OPTIONS = [f"-D{each}" for each in (*LEAST, "optimization=0")]
 PAGE = (ROOT / "docs" / "building.md").read_text()
 
 
