@@ -116,10 +116,10 @@ LoraProducerArgs lora_producer_args(const LoraProblem &problem, void *workspace)
   args.scale = lora.scale;
   args.rank = lora.rank;
   args.stride = static_cast<int>(lora_stride(lora));
-  args.ctas = lora_producers(lora.rank * problem.cols * element_bytes(lora.dtype), lora.rank);
+  args.ctas = lora_producers(lora, problem.cols);
   args.vectors = has_a_vectors(problem);
   args.product = lora.product;
-  args.parts = reinterpret_cast<float *>(flags + kMaxLoraConsumers * kMaxLoraProducers);
+  args.parts = reinterpret_cast<float *>(flags + lora_flags(lora, problem.rows, problem.cols));
   args.flags = flags;
   args.signature = next_signature();
   return args;

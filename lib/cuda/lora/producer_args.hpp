@@ -10,7 +10,7 @@ namespace nf4::cuda {
 
 constexpr int kLoraProducerRanks = 32;  // that a producer multiplies at a time
 constexpr int kLoraParts = 4;           // of the columns
-constexpr int kMaxLoraConsumers = 256;
+constexpr int64_t kMaxLoraConsumers = 256;
 constexpr int kMaxLoraProducerM = 16;
 
 // CTAs that make the product: one for each part of the columns, or several that share the ranks,
@@ -20,12 +20,11 @@ constexpr int lora_producers(int64_t a_bytes, int rank) {
   const int64_t groups = (a_bytes + (1 << 20) - 1) >> 20;
   return kLoraParts * static_cast<int>(std::min<int64_t>(chunks, std::max<int64_t>(groups, 1)));
 }
-constexpr int kMaxLoraProducers = 4 * kLoraParts;
 
 // Those of `ctas` CTAs that are left, which start after the producers.
 constexpr int64_t lora_consumers(int64_t ctas, int producers) {
   if (producers == 0) return ctas;
-  return std::min<int64_t>(kMaxLoraConsumers, std::max(ctas - producers, ctas / 2));
+  return std::min(kMaxLoraConsumers, std::max(ctas - producers, ctas / 2));
 }
 
 // Numbers between rows of the product in a consumer's shared memory, so that eight rows lie in

@@ -16,10 +16,14 @@ inline int64_t lora_stride(const Lora &lora) { return ceil_divide(lora.rank, 16)
 constexpr int64_t lora_copy_rows(int64_t rows) { return ceil_divide(rows, 32) * 32; }
 
 // CTAs of a skinny kernel that make the product.
-inline int lora_producers(const MatmulProblem &problem) {
-  const Lora &lora = problem.lora;
+inline int lora_producers(const Lora &lora, int64_t cols) {
   if (lora.rank == 0) return 0;
-  return lora_producers(lora.rank * problem.weight.cols * element_bytes(lora.dtype), lora.rank);
+  return lora_producers(lora.rank * cols * element_bytes(lora.dtype), lora.rank);
+}
+
+// Their flags: one for each of the others.
+inline int64_t lora_flags(const Lora &lora, int64_t rows, int64_t cols) {
+  return std::min(rows, kMaxLoraConsumers) * lora_producers(lora, cols);
 }
 
 struct LoraWorkspace {
@@ -36,7 +40,7 @@ struct LoraWorkspace {
         copy_bytes(problem.dtype == NF4_DTYPE_FP32
                        ? 0
                        : lora_copy_rows(problem.y_columns()) * lora_stride(problem.lora) * 2),
-        flags_bytes(kMaxLoraConsumers * kMaxLoraProducers * 8),
+        flags_bytes(lora_flags(problem.lora, problem.weight.rows, problem.weight.cols) * 8),
         parts_bytes(kLoraParts * std::min<int64_t>(problem.m, kMaxLoraProducerM) *
                     lora_stride(problem.lora) * 4) {}
   int64_t bytes() const { return std::max(scaled_bytes + copy_bytes, flags_bytes + parts_bytes); }

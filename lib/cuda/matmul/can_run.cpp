@@ -43,8 +43,8 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
     return false;
   if (weight.blocksize() < kScaleK || !is_multiple(weight.packed, 16)) return false;
   if (!has_x_vectors(problem)) return false;
-  const int64_t ctas =
-      std::min(weight.rows, lora_consumers(gpu.multiprocessors, lora_producers(problem)));
+  const int64_t ctas = std::min(
+      weight.rows, lora_consumers(gpu.multiprocessors, lora_producers(problem.lora, weight.cols)));
   const int64_t rows = ceil_divide(weight.rows, ctas) + kWarpTileN;
   // Elements of a nested block have 31 bits.
   const int log2 = weight.nested() ? weight.blocksize_log2 + weight.nested_blocksize_log2 : 0;
