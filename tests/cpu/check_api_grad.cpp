@@ -173,6 +173,25 @@ TEST_CASE("the calls that the table breaks are right", "[api]") {
   }
 }
 
+TEST_CASE("an adapter's workspace does not depend on its dtype", "[api]") {
+  for (const bool gradient : {false, true})
+    for (const int rank : {16, 64, 128}) {
+      Call call(gradient);
+      call.tensor.rows = 128;
+      call.tensor.cols = 8192;
+      call.lora.rank = rank;
+      call.lora.a_stride = call.args.x_stride = call.args.y_stride = 8192;
+      call.lora.b_stride = rank;
+      size_t bytes[2] = {};
+      for (const nf4_dtype dtype : {NF4_DTYPE_BF16, NF4_DTYPE_FP32}) {
+        call.lora.dtype = dtype;
+        REQUIRE(call.workspace_size(&bytes[dtype == NF4_DTYPE_FP32]) == NF4_STATUS_OK);
+      }
+      CHECK(bytes[0] > 0);
+      CHECK(bytes[0] == bytes[1]);
+    }
+}
+
 TEST_CASE("args of the size before lora was appended are valid, and have none", "[api]") {
   constexpr size_t kBefore = 64;
   for (const bool gradient : {false, true}) {

@@ -15,7 +15,8 @@ struct LoraFactor {
 
 // What an epilogue adds to an output: the scaled product of its row of x, times its row of B.
 struct LoraTerm {
-  const void *product;  // scale * x A^T: [m][product_stride], in x's dtype
+  // scale * x A^T: [m][product_stride], in x's dtype; skinny kernels make their own.
+  const void *product;
   LoraFactor b;
   int product_stride;  // a multiple of 16; zeros past the rank
   int rank;            // 0: there is no adapter

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cuda/element.cuh"
-#include "cuda/lora/persistent_args.hpp"
+#include "cuda/lora/tma_args.hpp"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tma.cuh"
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ int swizzled_chunk(int row, int chunk) {
   return row * kRowBytes + (kRowBytes == 32 ? chunk : chunk ^ row / kRows % 8 & kMask) * 16;
 }
 
-// kRanks ranks of kPersistentStep columns of `in`, from `rank` on, as rows of columns. `fragment`:
+// kRanks ranks of kLoraStep columns of `in`, from `rank` on, as rows of columns. `fragment`:
 // mma's B of the k-th 16 columns and the i-th 16 ranks, 8 a pair of registers.
 template <class T, class F, bool kGradient, int kRanks>
 struct LoraFactorBox {
@@ -76,12 +76,12 @@ struct LoraRankRows {
                                               uint64_t *barrier) {
 #pragma unroll
     for (int i = 0; i < kRanks / kBoxRanks; ++i)
-      tma_load_2d(to + i * kPersistentStep * kRowBytes, map,
-                  (rank + i * kBoxRanks) * int{sizeof(F)}, column, barrier);
+      tma_load_2d(to + i * kLoraStep * kRowBytes, map, (rank + i * kBoxRanks) * int{sizeof(F)},
+                  column, barrier);
   }
   // Of ranks that fill 16 bytes, and `rank` the first of them.
   static __device__ __forceinline__ const uint8_t *chunk(const uint8_t *box, int row, int rank) {
-    return box + rank / kBoxRanks * kPersistentStep * kRowBytes +
+    return box + rank / kBoxRanks * kLoraStep * kRowBytes +
            swizzled_chunk<kRowBytes>(row, rank % kBoxRanks * int{sizeof(F)} / 16);
   }
   static __device__ __forceinline__ int rank_of(int n) { return n; }

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cuda/lora/kernels.hpp"
-#include "cuda/lora/persistent.hpp"
+#include "cuda/lora/tma.hpp"
 #include "cuda/lora/vectors.hpp"
 #include "cuda/lora/workspace.hpp"
 #include "cuda/runtime/signature.hpp"
@@ -103,11 +103,11 @@ LoraTerm lora_term_of(const LoraProblem &problem, void *workspace) {
       !problem.gradient && lora.rank % 8 == 0 && has_vectors(lora.b, lora.b_stride, lora.dtype)};
 }
 
-LoraProducerArgs lora_producer_args(const LoraProblem &problem, void *workspace) {
+LoraCtaArgs lora_cta_args(const LoraProblem &problem, void *workspace) {
   const Lora &lora = problem.lora;
   if (lora.rank == 0) return {};
   auto *const flags = static_cast<uint64_t *>(workspace);
-  LoraProducerArgs args{};
+  LoraCtaArgs args{};
   args.x = problem.x;
   args.x_stride = problem.x_stride;
   args.m = problem.m;
@@ -116,10 +116,10 @@ LoraProducerArgs lora_producer_args(const LoraProblem &problem, void *workspace)
   args.scale = lora.scale;
   args.rank = lora.rank;
   args.stride = static_cast<int>(lora_stride(lora));
-  args.ctas = lora_producers(lora, problem.cols);
+  args.ctas = lora_ctas(lora, problem.cols);
   args.vectors = has_a_vectors(problem);
   args.product = lora.product;
-  args.parts = reinterpret_cast<float *>(flags + lora_flags(lora, problem.rows, problem.cols));
+  args.parts = reinterpret_cast<float *>(flags + lora_flags(lora, problem.rows));
   args.flags = flags;
   args.signature = next_signature();
   return args;
@@ -137,7 +137,7 @@ cudaError_t launch_lora_product(const LaunchTarget &target, const LoraProblem &p
   LoraProductArgs args = product_args(problem, workspace, wgmma);
   if (const int ctas = wgmma ? plan_lora(target.device, problem).persistent_ctas : 0)
     return launch_persistent_lora(target, problem, args, ctas);
-  if (can_run_wide_lora(target.device, problem)) return launch_wide_lora(target, problem, args);
+  if (can_run_wide_lora(target, problem)) return launch_wide_lora(target, problem, args);
   const LoraKernels &kernels = kernels_of<LoraKernels>(*target.family);
   const bool vectors =
       problem.gradient ? has_x_vectors(problem) && args.cols % 8 == 0 : has_a_vectors(problem);

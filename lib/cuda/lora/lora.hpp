@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/lora/args.hpp"
-#include "cuda/lora/producer_args.hpp"
+#include "cuda/lora/cta_args.hpp"
 #include "cuda/runtime/target.hpp"
 #include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
@@ -31,7 +31,7 @@ struct LoraProblem {
 LoraTerm lora_term_of(const LoraProblem &problem, void *workspace);
 
 // What the CTAs of a skinny kernel that make and receive the product get, for a launch of its own.
-LoraProducerArgs lora_producer_args(const LoraProblem &problem, void *workspace);
+LoraCtaArgs lora_cta_args(const LoraProblem &problem, void *workspace);
 
 // `out` as TMA loads it: where it lies in x's dtype, aligned, else its copy.
 struct LoraMatrix {
@@ -54,6 +54,6 @@ cudaError_t launch_lora_product(const LaunchTarget &target, const LoraProblem &p
                                 void *workspace, bool wgmma);
 
 // Loads the kernels that run beside wgmma kernels, where the device has them.
-cudaError_t load_persistent_lora(const Device &device);
+cudaError_t load_lora_tma_kernels(const Device &device);
 
 }  // namespace nf4::cuda

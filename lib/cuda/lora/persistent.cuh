@@ -6,8 +6,8 @@
 #include <cuda_runtime.h>
 
 #include "cuda/lora/factor_box.cuh"
-#include "cuda/lora/persistent_args.hpp"
 #include "cuda/lora/product.cuh"
+#include "cuda/lora/tma_args.hpp"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 
@@ -17,7 +17,7 @@ namespace {
 // The steps of a warp, one tile after the other.
 class LoraSteps {
  public:
-  __device__ __forceinline__ explicit LoraSteps(const LoraPersistentArgs &args)
+  __device__ __forceinline__ explicit LoraSteps(const LoraTmaArgs &args)
       : args_(args),
         tile_(first_column() < args.product.cols ? static_cast<int>(blockIdx.x) : args.tiles) {}
   __device__ __forceinline__ bool is_valid() const { return tile_ < args_.tiles; }
@@ -30,13 +30,13 @@ class LoraSteps {
     tile_ += args_.product.product_ctas;
   }
 
-  static constexpr int kStride = kPersistentWarps * kPersistentStep;
+  static constexpr int kStride = kPersistentWarps * kLoraStep;
   static __device__ __forceinline__ int first_column() {
-    return static_cast<int>(threadIdx.x) / 32 * kPersistentStep;
+    return static_cast<int>(threadIdx.x) / 32 * kLoraStep;
   }
 
  private:
-  const LoraPersistentArgs &args_;
+  const LoraTmaArgs &args_;
   int tile_;
   int column_ = first_column();
 };
@@ -47,7 +47,7 @@ class LoraPipeline {
  public:
   static constexpr LoraSmem kSmem = lora_smem(kTileM, kInIsFp32);
 
-  __device__ __forceinline__ LoraPipeline(const LoraPersistentArgs &args, uint8_t *shared)
+  __device__ __forceinline__ LoraPipeline(const LoraTmaArgs &args, uint8_t *shared)
       : args_(args), steps_(args) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     stages_ = shared + warp * kSmem.stages * kSmem.stage_bytes;
@@ -87,7 +87,7 @@ class LoraPipeline {
   }
 
  private:
-  const LoraPersistentArgs &args_;
+  const LoraTmaArgs &args_;
   LoraSteps steps_;
   uint8_t *stages_;
   uint64_t *barriers_;
@@ -99,7 +99,7 @@ template <class T, class Box, class Tile>
 __device__ __forceinline__ void multiply_step(const uint8_t *stage, int x_bytes, Tile &tile) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int k = 0; k < kPersistentStep / 16; ++k) {
+  for (int k = 0; k < kLoraStep / 16; ++k) {
     uint32_t b[4];
     Box::fragment(stage + x_bytes, 0, k, b);
 #pragma unroll
@@ -115,7 +115,7 @@ __device__ __forceinline__ void multiply_step(const uint8_t *stage, int x_bytes,
 // For x and `in` as tensor maps take them.
 template <class Arch, class T, class F, bool kGradient, int kTileM>
 __global__ void __launch_bounds__(kLoraProductThreads, 1)
-    lora_product_persistent(const __grid_constant__ LoraPersistentArgs args) {
+    lora_product_persistent(const __grid_constant__ LoraTmaArgs args) {
   using Tile = LoraTile<kTileM / 16, kPersistentRanks / 8>;
   using Box = LoraFactorBox<T, F, kGradient, kPersistentRanks>;
   using Pipeline = LoraPipeline<Box, kTileM, sizeof(F) == 4>;

@@ -9,8 +9,8 @@
 #include <cuda_runtime.h>
 
 #include "cuda/lora/factor_box.cuh"
-#include "cuda/lora/persistent_args.hpp"
 #include "cuda/lora/product.cuh"
+#include "cuda/lora/tma_args.hpp"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 
@@ -35,7 +35,7 @@ struct WideLoraWork {
   __device__ __forceinline__ WideLoraWork(const LoraProductArgs &args, int in_cluster, int ranks) {
     const int tile = static_cast<int>(blockIdx.x) >> args.cluster_log2;
     const int m_tile = tile / args.rank_chunks;
-    const int steps = static_cast<int>((args.cols + kPersistentStep - 1) / kPersistentStep);
+    const int steps = static_cast<int>((args.cols + kLoraStep - 1) / kLoraStep);
     first_m = m_tile * kWideTileM;
     first_rank = (tile - m_tile * args.rank_chunks) * ranks;
     begin = steps * in_cluster >> args.cluster_log2;
@@ -57,7 +57,7 @@ struct WideLoraState {
 
 // By one thread.
 template <class Box, class Wide>
-__device__ __forceinline__ void copy_steps(const LoraPersistentArgs &args, const WideLoraWork &work,
+__device__ __forceinline__ void load_steps(const LoraTmaArgs &args, const WideLoraWork &work,
                                            uint8_t *shared, uint64_t *full) {
   constexpr WideLoraSmem kSmem = Wide::kSmem;
   WideLoraState<kSmem.stages> state;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void copy_steps(const LoraPersistentArgs &args, const
     mbarrier_wait_parity(full + kSmem.stages + state.stage, state.phase ^ 1);
     uint8_t *const to = shared + state.stage * kSmem.stage_bytes;
     uint64_t *const barrier = full + state.stage;
-    const int column = copied * kPersistentStep;
+    const int column = copied * kLoraStep;
     copied = copied == work.end - 1 ? work.begin : copied + 1;
     mbarrier_arrive_expect_tx(barrier, kSmem.stage_bytes);
     tma_load_2d(to, &args.x_map, column * 2, work.first_m, barrier);
@@ -80,7 +80,7 @@ template <class T, class Box, class Wide, class Tile>
 __device__ __forceinline__ void multiply_steps(const WideLoraWork &work, const uint8_t *shared,
                                                uint64_t *full, Tile &tile) {
   constexpr WideLoraSmem kSmem = Wide::kSmem;
-  constexpr int kPairs = Tile::kRanks / 16, kSteps = kPersistentStep / 16;
+  constexpr int kPairs = Tile::kRanks / 16, kSteps = kLoraStep / 16;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row = warp % kWideWarpsM * 16 + lane % 16, first_pair = warp / kWideWarpsM * kPairs;
   WideLoraState<kSmem.stages> state;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void multiply_steps(const WideLoraWork &work, const u
 // For x and `in` as tensor maps take them.
 template <class Arch, class T, class F, bool kGradient, int kRanks>
 __global__ void __launch_bounds__(kWideThreads, 2)
-    lora_product_wide(const __grid_constant__ LoraPersistentArgs args) {
+    lora_product_wide(const __grid_constant__ LoraTmaArgs args) {
   using Tile = LoraTile<1, kRanks / kWideWarpsN / 8>;
   using Box = LoraFactorBox<T, F, kGradient, kRanks>;
   using Wide = WideLora<kRanks, F>;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kWideThreads, 2)
   if (warp < kLoraWarps)
     multiply_steps<T, Box, Wide>(work, shared, full, tile);
   else if (lane == 0)
-    copy_steps<Box, Wide>(args, work, shared, full);
+    load_steps<Box, Wide>(args, work, shared, full);
   __syncwarp();
 
   // Output `output` of a warp.

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/lora/producer_args.hpp"
+#include "cuda/lora/cta_args.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -15,15 +15,15 @@ inline int64_t lora_stride(const Lora &lora) { return ceil_divide(lora.rank, 16)
 // Rows of the copy of a factor for TMA: whole groups, within which the gradient permutes them.
 constexpr int64_t lora_copy_rows(int64_t rows) { return ceil_divide(rows, 32) * 32; }
 
-// CTAs of a skinny kernel that make the product.
-inline int lora_producers(const Lora &lora, int64_t cols) {
+// Of a skinny kernel.
+inline int lora_ctas(const Lora &lora, int64_t cols) {
   if (lora.rank == 0) return 0;
-  return lora_producers(lora.rank * cols * element_bytes(lora.dtype), lora.rank);
+  return lora_ctas(lora.rank * cols * element_bytes(lora.dtype), lora.rank);
 }
 
-// Their flags: one for each of the others.
-inline int64_t lora_flags(const Lora &lora, int64_t rows, int64_t cols) {
-  return std::min(rows, kMaxLoraConsumers) * lora_producers(lora, cols);
+// Room for their flags, whatever dtype A has: sizes do not depend on that.
+inline int64_t lora_flags(const Lora &lora, int64_t rows) {
+  return std::min(rows, kMaxWeightCtas) * most_lora_ctas(lora.rank);
 }
 
 struct LoraWorkspace {
@@ -31,7 +31,7 @@ struct LoraWorkspace {
   int64_t scaled_bytes;
   // Behind it, in 16 bits, the other factor for TMA: [lora_copy_rows()][lora_stride()].
   int64_t copy_bytes;
-  // Or, for skinny kernels, what producers and consumers exchange (lora/producer_args.hpp).
+  // Or, for skinny kernels, what lora CTAs and weight CTAs exchange (lora/cta_args.hpp).
   int64_t flags_bytes;
   int64_t parts_bytes;
 
@@ -40,8 +40,8 @@ struct LoraWorkspace {
         copy_bytes(problem.dtype == NF4_DTYPE_FP32
                        ? 0
                        : lora_copy_rows(problem.y_columns()) * lora_stride(problem.lora) * 2),
-        flags_bytes(lora_flags(problem.lora, problem.weight.rows, problem.weight.cols) * 8),
-        parts_bytes(kLoraParts * std::min<int64_t>(problem.m, kMaxLoraProducerM) *
+        flags_bytes(lora_flags(problem.lora, problem.weight.rows) * 8),
+        parts_bytes(kLoraParts * std::min<int64_t>(problem.m, kLoraCtaM) *
                     lora_stride(problem.lora) * 4) {}
   int64_t bytes() const { return std::max(scaled_bytes + copy_bytes, flags_bytes + parts_bytes); }
 };

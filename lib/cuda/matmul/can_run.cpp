@@ -43,8 +43,8 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
     return false;
   if (weight.blocksize() < kScaleK || !is_multiple(weight.packed, 16)) return false;
   if (!has_x_vectors(problem)) return false;
-  const int64_t ctas = std::min(
-      weight.rows, lora_consumers(gpu.multiprocessors, lora_producers(problem.lora, weight.cols)));
+  const int64_t ctas =
+      std::min(weight.rows, weight_ctas(gpu.multiprocessors, lora_ctas(problem.lora, weight.cols)));
   const int64_t rows = ceil_divide(weight.rows, ctas) + kWarpTileN;
   // Elements of a nested block have 31 bits.
   const int log2 = weight.nested() ? weight.blocksize_log2 + weight.nested_blocksize_log2 : 0;
@@ -54,7 +54,7 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
              skinny_smem_of(problem.dtype, max_m, gpu.tensor_maps),
              skinny_scale_bytes(weight.cols, weight.nested(), log2),
              gpu.shared_bytes -
-                 lora_consumer_bytes(problem.m, static_cast<int>(lora_stride(problem.lora)))) > 0;
+                 shared_lora_bytes(problem.m, static_cast<int>(lora_stride(problem.lora)))) > 0;
 }
 
 bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int which) {

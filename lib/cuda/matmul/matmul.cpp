@@ -85,10 +85,8 @@ auto matmul_args(const MatmulProblemOf<W> &problem) {
 
 // They go with the best family alone: another one is forced to be tested by itself.
 bool has_wgmma(const GpuFamily &family, int compute_capability) {
-  for (const GpuFamily &each : kGpuFamilies)
-    if (each.runs_on(compute_capability))
-      return &each == &family && exact_kernels_for<WgmmaKernels>(compute_capability) != nullptr;
-  return false;
+  return is_best_family(family, compute_capability) &&
+         exact_kernels_for<WgmmaKernels>(compute_capability) != nullptr;
 }
 
 template <class W>
@@ -173,7 +171,7 @@ cudaError_t run_mma(const MatmulTarget &target, const Int4MatmulProblem &problem
 
 cudaError_t run_skinny(const MatmulTarget &target, const MatmulProblem &problem,
                        const MatmulArgs &args, int config) {
-  const LoraProducerArgs lora = lora_producer_args(LoraProblem(problem), lora_workspace(problem));
+  const LoraCtaArgs lora = lora_cta_args(LoraProblem(problem), lora_workspace(problem));
   return launch_skinny(target, kernel_for(*target.family, problem, config), args, lora,
                        problem.dtype, config);
 }
@@ -303,7 +301,7 @@ bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
 cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device) {
   cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<LoraKernels>(family));
-  if (error == cudaSuccess) error = load_persistent_lora(device);
+  if (error == cudaSuccess) error = load_lora_tma_kernels(device);
   if (error == cudaSuccess) error = load_kernels(kernels_of<Int4MatmulKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<Int4FewKernels>(family));
   if (error == cudaSuccess) error = allow_shared_memory<MatmulKernels>(family, device);

@@ -34,6 +34,13 @@ inline constexpr GpuFamily kGpuFamilies[] = {NF4_GPU_FAMILIES(NF4_FAMILY_ROW)};
 // none.
 const GpuFamily *family_for(int compute_capability);
 
+// Whether it is the first that runs there, which exact kernels go with.
+constexpr bool is_best_family(const GpuFamily &family, int compute_capability) {
+  for (const GpuFamily &each : kGpuFamilies)
+    if (each.runs_on(compute_capability)) return &each == &family;
+  return false;
+}
+
 // For tests: the family of every later launch; NULL restores the library's choice. Not thread
 // safe.
 void force_family(const GpuFamily *family);

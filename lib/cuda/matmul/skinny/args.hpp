@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "core/formats.hpp"
-#include "cuda/lora/producer_args.hpp"
+#include "cuda/lora/cta_args.hpp"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/runtime/fast_divide.hpp"
@@ -37,7 +37,7 @@ struct SkinnyWork {
 
 struct SkinnyArgs {
   MatmulArgs matmul;
-  LoraProducerArgs lora;
+  LoraCtaArgs lora;
   TensorMap packed;  // rows of bytes
   // In x's dtype; sums are multiplied by its unit. Unused with a caller's codebook, which is in
   // device memory.

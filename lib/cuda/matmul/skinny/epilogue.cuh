@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/element.cuh"
-#include "cuda/lora/producer_args.hpp"
+#include "cuda/lora/cta_args.hpp"
 #include "cuda/lora/term.cuh"
 #include "cuda/matmul/skinny/args.hpp"
 

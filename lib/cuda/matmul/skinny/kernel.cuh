@@ -16,7 +16,7 @@
 #include <type_traits>
 
 #include "cuda/element.cuh"
-#include "cuda/lora/producer.cuh"
+#include "cuda/lora/ctas.cuh"
 #include "cuda/matmul/skinny/args.hpp"
 #include "cuda/matmul/skinny/epilogue.cuh"
 #include "cuda/matmul/skinny/fp32_mainloop.cuh"
@@ -53,7 +53,7 @@ __device__ __forceinline__ float build_lut(const SkinnyArgs &args, float entry, 
   }
 }
 
-// What a consumer of an adapter's product has in shared memory.
+// What a weight CTA has of an adapter in shared memory.
 struct SharedLora {
   int *receivers;  // warps that asked to receive it
   float *product;  // [m][stride + kLoraPadding]
@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
   if constexpr (kLora) {
     extern __shared__ __align__(1024) uint8_t shared[];
     if (cta < args.lora.ctas)
-      return produce_lora<Arch, T, kWarpsOf<WarpMma>>(args.lora, cta,
-                                                      reinterpret_cast<float *>(shared));
+      return multiply_lora<Arch, T, kWarpsOf<WarpMma>>(args.lora, cta,
+                                                       reinterpret_cast<float *>(shared));
     cta -= args.lora.ctas;
   }
   run_cta<Arch, T, Scales, WarpMma, kLora>(args, cta);

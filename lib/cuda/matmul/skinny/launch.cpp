@@ -58,7 +58,7 @@ int plan_skinny_smem(const SkinnySmem &smem, int warps, int64_t tiles, const Gpu
   const SkinnyScaleBytes scales =
       skinny_scale_bytes(matmul.weight.cols, nested,
                          matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2);
-  const int64_t lora_bytes = lora_consumer_bytes(matmul.m, args.lora.stride);
+  const int64_t lora_bytes = shared_lora_bytes(matmul.m, args.lora.stride);
   work.group_tiles =
       even_groups(tiles, skinny_tiles_that_fit(smem, scales, gpu.shared_bytes - lora_bytes));
   args.smem_scale_code = smem.partials + work.group_tiles * smem.tile_partials;
@@ -70,11 +70,11 @@ int plan_skinny_smem(const SkinnySmem &smem, int warps, int64_t tiles, const Gpu
 }
 
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
-                          const LoraProducerArgs &lora, nf4_dtype dtype, int config) {
+                          const LoraCtaArgs &lora, nf4_dtype dtype, int config) {
   SkinnyArgs args{};
   args.lora = lora;
   const int64_t ctas =
-      std::min(matmul.weight.rows, lora_consumers(target.gpu.multiprocessors, lora.ctas));
+      std::min(matmul.weight.rows, weight_ctas(target.gpu.multiprocessors, lora.ctas));
   int smem_bytes = 0;
   const cudaError_t error = skinny_args(target, matmul, dtype, config, ctas, args, smem_bytes);
   if (error != cudaSuccess) return error;

@@ -9,7 +9,7 @@ namespace nf4::cuda {
 
 // `kernel` is of the target's family, and may use all the shared memory of a CTA.
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
-                          const LoraProducerArgs &lora, nf4_dtype dtype, int config);
+                          const LoraCtaArgs &lora, nf4_dtype dtype, int config);
 
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
                           const Int4MatmulArgs &matmul, nf4_dtype dtype, int config);

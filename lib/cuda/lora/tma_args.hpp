@@ -6,11 +6,11 @@
 
 namespace nf4::cuda {
 
-struct LoraPersistentArgs {
-  LoraProductArgs product;  // lora_product_persistent does not use its rank_chunks, cluster_log2
+struct LoraTmaArgs {
+  LoraProductArgs product;  // rank_chunks and cluster_log2: of lora_product_wide
   TensorMap x_map;          // boxes of a step of a tile's rows
   TensorMap in_map;         // of a step of a tile's ranks (factor_box.cuh)
-  int tiles;                // of x
+  int tiles;                // of x, of lora_product_persistent
 };
 
 // Bytes of a box's rows where those are ranks: what a swizzle takes at most.
@@ -20,7 +20,7 @@ constexpr int lora_rank_box_bytes(int ranks, int element_bytes) {
 
 constexpr int kPersistentWarps = kLoraProductThreads / 32;
 constexpr int kPersistentRanks = 16;
-constexpr int kPersistentStep = 64;  // columns of a warp at a time
+constexpr int kLoraStep = 64;  // columns of a warp at a time
 constexpr int kPersistentTileM[] = {32, 64};
 
 // Shared memory: for each warp a pipeline of steps; then the sums of each warp, and mbarriers.
@@ -34,8 +34,8 @@ struct LoraSmem {
 };
 
 constexpr LoraSmem lora_smem(int tile_m, bool in_is_fp32) {
-  const int stages = tile_m == 32 ? 3 : 2, x_bytes = tile_m * kPersistentStep * 2;
-  const int stage_bytes = x_bytes + kPersistentRanks * kPersistentStep * (in_is_fp32 ? 4 : 2);
+  const int stages = tile_m == 32 ? 3 : 2, x_bytes = tile_m * kLoraStep * 2;
+  const int stage_bytes = x_bytes + kPersistentRanks * kLoraStep * (in_is_fp32 ? 4 : 2);
   const int sums = kPersistentWarps * stages * stage_bytes;
   const int barriers = sums + kPersistentWarps * tile_m * kPersistentRanks * 4;
   return {stages, x_bytes, stage_bytes, sums, barriers, barriers + kPersistentWarps * stages * 8};
@@ -59,8 +59,8 @@ struct WideLoraSmem {
 
 constexpr WideLoraSmem wide_lora_smem(int ranks, bool in_is_fp32) {
   constexpr int kPipelineBytes = 96 << 10;  // two CTAs a multiprocessor
-  const int x_bytes = kWideTileM * kPersistentStep * 2;
-  const int stage_bytes = x_bytes + ranks * kPersistentStep * (in_is_fp32 ? 4 : 2);
+  const int x_bytes = kWideTileM * kLoraStep * 2;
+  const int stage_bytes = x_bytes + ranks * kLoraStep * (in_is_fp32 ? 4 : 2);
   const int stages = kPipelineBytes / stage_bytes, received = stages * stage_bytes;
   const int barriers = received + kWideTileM * ranks * 4;
   return {stages, x_bytes, stage_bytes, received, barriers, barriers + stages * 2 * 8};

@@ -11,7 +11,7 @@ cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem
 
 // Of more than 16 ranks, on all multiprocessors: whether the kernels for that can run, and their
 // launch.
-bool can_run_wide_lora(const Device &device, const LoraProblem &problem);
+bool can_run_wide_lora(const LaunchTarget &target, const LoraProblem &problem);
 cudaError_t launch_wide_lora(const LaunchTarget &target, const LoraProblem &problem,
                              const LoraProductArgs &product);
 

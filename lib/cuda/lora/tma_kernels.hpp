@@ -3,19 +3,19 @@
 
 #include <iterator>
 
-#include "cuda/lora/persistent_args.hpp"
+#include "cuda/lora/tma_args.hpp"
 
 namespace nf4::cuda {
 
-// Of a family that has wgmma kernels (runtime/families.hpp); args: LoraPersistentArgs.
-struct LoraPersistentKernels {
+// Of a family that has wgmma kernels (runtime/families.hpp); args: LoraTmaArgs.
+struct LoraTmaKernels {
   // [dtype - NF4_DTYPE_FP16][A is fp32][gradient][index of kPersistentTileM]
-  const void *of[2][2][2][std::size(kPersistentTileM)];
+  const void *persistent[2][2][2][std::size(kPersistentTileM)];
   // The same, of kWideRanks.
   const void *wide[2][2][2][std::size(kWideRanks)];
 
   template <class Arch>
-  static LoraPersistentKernels make();
+  static LoraTmaKernels make();
 };
 
 }  // namespace nf4::cuda

@@ -1,8 +1,8 @@
-#include "cuda/lora/persistent.hpp"
+#include "cuda/lora/tma.hpp"
 
 #include <algorithm>
 
-#include "cuda/lora/persistent_kernels.hpp"
+#include "cuda/lora/tma_kernels.hpp"
 #include "cuda/lora/vectors.hpp"
 #include "cuda/runtime/families.hpp"
 #include "cuda/runtime/launch.hpp"
@@ -29,8 +29,8 @@ static_assert(lora_smem(kPersistentTileM[1], true).bytes <= 227 << 10);
 static_assert(2 * (wide_lora_smem(kWideRanks[1], true).bytes + 1024) <= 228 << 10);
 static_assert(2 * (wide_lora_smem(kWideRanks[1], false).bytes + 1024) <= 228 << 10);
 
-const LoraPersistentKernels *kernels_on(const Device &device) {
-  return exact_kernels_for<LoraPersistentKernels>(device.compute_capability);
+const LoraTmaKernels *kernels_on(const Device &device) {
+  return exact_kernels_for<LoraTmaKernels>(device.compute_capability);
 }
 
 int in_bytes(const LoraProblem &problem) { return problem.in.is_fp32 ? 4 : 2; }
@@ -56,15 +56,15 @@ bool can_map(const LoraProblem &problem) {
          (problem.m == 1 || problem.x_stride * 2 < kMaxPitch);
 }
 
-cudaError_t make_maps(const LoraProblem &problem, int tile_m, int ranks, LoraPersistentArgs &args) {
+cudaError_t make_maps(const LoraProblem &problem, int tile_m, int ranks, LoraTmaArgs &args) {
   const int64_t cols = problem.cols, x_stride = problem.m == 1 ? cols : problem.x_stride;
   const cudaError_t error = make_tensor_map({problem.x, problem.m, cols * 2}, x_stride * 2,
-                                            kPersistentStep * 2, tile_m, args.x_map);
+                                            kLoraStep * 2, tile_m, args.x_map);
   if (error != cudaSuccess) return error;
   const InMatrix in = in_matrix(problem);
   const int box_bytes = problem.gradient ? lora_rank_box_bytes(ranks, in_bytes(problem)) : 128;
   return make_tensor_map({problem.in.data, in.rows, in.row_bytes}, in.pitch, box_bytes,
-                         problem.gradient ? kPersistentStep : ranks, args.in_map);
+                         problem.gradient ? kLoraStep : ranks, args.in_map);
 }
 
 }  // namespace
@@ -83,10 +83,10 @@ LoraPlan plan_lora(const Device &device, const LoraProblem &problem) {
 
 cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem &problem,
                                    const LoraProductArgs &product, int ctas) {
-  if (const cudaError_t error = load_persistent_lora(target.device)) return error;
+  if (const cudaError_t error = load_lora_tma_kernels(target.device)) return error;
   const bool wide = problem.m > kRowsOfNarrowTiles;
   const int tile_m = kPersistentTileM[wide];
-  LoraPersistentArgs args{};
+  LoraTmaArgs args{};
   args.product = product;
   args.product.product_ctas = ctas;
   // Each has a multiprocessor to itself, as its shared memory is a product's.
@@ -97,7 +97,8 @@ cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem
   if (const cudaError_t error = make_maps(problem, tile_m, kPersistentRanks, args)) return error;
   const bool fp32 = problem.in.is_fp32;
   const void *const kernel =
-      kernels_on(target.device)->of[problem.dtype - NF4_DTYPE_FP16][fp32][problem.gradient][wide];
+      kernels_on(target.device)
+          ->persistent[problem.dtype - NF4_DTYPE_FP16][fp32][problem.gradient][wide];
   return launch({kernel, ctas + args.product.copy_ctas, kLoraProductThreads, true, target.stream,
                  lora_smem(tile_m, fp32).bytes, kCluster},
                 args);
@@ -116,23 +117,26 @@ int wide_cluster_log2(int64_t tiles, int64_t steps, const Device &device) {
 }
 }  // namespace
 
-bool can_run_wide_lora(const Device &device, const LoraProblem &problem) {
-  constexpr int64_t kMaxRows = int64_t{1} << 30;  // 32-bit coordinates
-  return kernels_on(device) != nullptr && problem.dtype != NF4_DTYPE_FP32 &&
+bool can_run_wide_lora(const LaunchTarget &target, const LoraProblem &problem) {
+  // Coordinates have 31 bits: columns those of their bytes.
+  constexpr int64_t kMaxRows = int64_t{1} << 30, kMaxCols = int64_t{1} << 28;
+  const int compute_capability = target.device.compute_capability;
+  return kernels_on(target.device) != nullptr &&
+         is_best_family(*target.family, compute_capability) && problem.dtype != NF4_DTYPE_FP32 &&
          problem.lora.rank > kPersistentRanks && problem.m <= kMaxRows &&
-         problem.cols <= kMaxRows && can_map(problem);
+         problem.cols <= kMaxCols && can_map(problem);
 }
 
 cudaError_t launch_wide_lora(const LaunchTarget &target, const LoraProblem &problem,
                              const LoraProductArgs &product) {
-  if (const cudaError_t error = load_persistent_lora(target.device)) return error;
+  if (const cudaError_t error = load_lora_tma_kernels(target.device)) return error;
   const bool more_ranks = problem.lora.rank > kWideRanks[0], fp32 = problem.in.is_fp32;
   const int ranks = kWideRanks[more_ranks];
-  LoraPersistentArgs args{};
+  LoraTmaArgs args{};
   args.product = product;
   args.product.rank_chunks = static_cast<int>(ceil_divide(problem.lora.rank, ranks));
   const int64_t tiles = ceil_divide(problem.m, kWideTileM) * args.product.rank_chunks;
-  const int64_t steps = ceil_divide(problem.cols, kPersistentStep);
+  const int64_t steps = ceil_divide(problem.cols, kLoraStep);
   args.product.cluster_log2 = wide_cluster_log2(tiles, steps, target.device);
   const int cluster = 1 << args.product.cluster_log2;
   args.product.copy_ctas = static_cast<int>(ceil_divide(product.copy_ctas, cluster) * cluster);
@@ -146,9 +150,9 @@ cudaError_t launch_wide_lora(const LaunchTarget &target, const LoraProblem &prob
                 args);
 }
 
-cudaError_t load_persistent_lora(const Device &device) {
+cudaError_t load_lora_tma_kernels(const Device &device) {
   static ContextFlag known;
-  const LoraPersistentKernels *const kernels = kernels_on(device);
+  const LoraTmaKernels *const kernels = kernels_on(device);
   return kernels == nullptr ? cudaSuccess : allow_shared_memory(device, *kernels, known);
 }
 
