@@ -48,12 +48,12 @@ struct LoraCtaArgs {
   LoraFactor in;  // A
   float scale;
   int rank;
-  int stride;  // of a row of the product: whole sixteens of ranks
-  int ctas;
-  bool vectors;     // rows of x and A load as vectors of eight
-  void *product;    // [m][rank], or NULL
-  float *parts;     // [part of the columns][m][stride]
-  uint64_t *flags;  // [weight CTA][lora CTA]: the signature, once the lora CTA's parts are there
+  int stride;          // of a row of the product: whole sixteens of ranks
+  int ctas;            // 0: lora_product makes the product
+  const void *scaled;  // what it makes: [m][stride]
+  void *product;       // [m][rank], or NULL
+  float *parts;        // [part of the columns][m][stride]
+  uint64_t *flags;     // [weight CTA][lora CTA]: the signature, once the lora CTA's parts are there
   uint64_t signature;
 };
 

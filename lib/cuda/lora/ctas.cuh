@@ -5,6 +5,8 @@
 // Lora CTAs share the columns and, in chunks, the ranks. They write fp32 sums to the workspace, and
 // a flag for each weight CTA, which waits for its own flags and clears them. CTAs start in order,
 // so it waits for CTAs that have started.
+//
+// For x in 16 bits, and rows of x and A that load as vectors. Else lora_product makes p before.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -69,48 +71,6 @@ __device__ __forceinline__ void multiply_tile(const LoraCtaArgs &args, const Lor
   }
 }
 
-// Of any dtype and alignment, in fp32: a warp has a row of x and four ranks at a time, of which a
-// lane loads four columns at once.
-template <class T, int kWarps>
-__device__ __forceinline__ void multiply_any(const LoraCtaArgs &args, const LoraPart &part) {
-  constexpr int kRanks = 4, kColumns = 4, kGroups = kLoraCtaRanks / kRanks;
-  const int lane = threadIdx.x % 32;
-  const int end = static_cast<int>(min(args.cols, int64_t{part.end} * 32));
-#pragma unroll 1
-  for (int i = threadIdx.x / 32; i < args.m * kGroups; i += kWarps) {
-    const int m = i / kGroups, first_rank = part.first_rank + i % kGroups * kRanks;
-    if (first_rank >= args.stride) continue;
-    const T *const x = static_cast<const T *>(args.x) + m * args.x_stride;
-    float sums[kRanks] = {};
-#pragma unroll 1
-    for (int k = part.begin * 32 + lane; k < end; k += 32 * kColumns) {
-      float from_x[kColumns], from_a[kColumns][kRanks];
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        const int column = k + 32 * j;
-        from_x[j] = column < end ? to_float(x[column]) : 0.0f;
-#pragma unroll
-        for (int r = 0; r < kRanks; ++r)
-          from_a[j][r] = column < end && first_rank + r < args.rank
-                             ? lora_element<T>(args.in, first_rank + r, column)
-                             : 0.0f;
-      }
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j)
-#pragma unroll
-        for (int r = 0; r < kRanks; ++r) sums[r] = __fmaf_rn(from_x[j], from_a[j][r], sums[r]);
-    }
-#pragma unroll
-    for (float &sum : sums)
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    if (lane == 0)
-      *reinterpret_cast<float4 *>(part.to + m * args.stride + first_rank) = {sums[0], sums[1],
-                                                                             sums[2], sums[3]};
-  }
-}
-
 // All of lora CTA `cta`. `shared` has room for a tile's sums of each warp.
 template <class Arch, class T, int kWarps>
 __device__ __forceinline__ void multiply_lora(const LoraCtaArgs &args, int cta, float *shared) {
@@ -120,16 +80,10 @@ __device__ __forceinline__ void multiply_lora(const LoraCtaArgs &args, int cta, 
 #pragma unroll 1
   for (int r = cta / kLoraParts * kLoraCtaRanks; r < args.rank; r += step) {
     const LoraPart part(args, cta % kLoraParts, r);
-    if constexpr (sizeof(T) == 2) {
-      if (args.vectors && args.in.is_fp32)
-        multiply_tile<T, float, kWarps>(args, part, shared);
-      else if (args.vectors)
-        multiply_tile<T, T, kWarps>(args, part, shared);
-      else
-        multiply_any<T, kWarps>(args, part);
-    } else {
-      multiply_any<T, kWarps>(args, part);
-    }
+    if (args.in.is_fp32)
+      multiply_tile<T, float, kWarps>(args, part, shared);
+    else
+      multiply_tile<T, T, kWarps>(args, part, shared);
     __syncthreads();
   }
   const int weight_ctas = static_cast<int>(gridDim.x) - args.ctas;
@@ -171,6 +125,19 @@ __device__ __forceinline__ void receive_lora(const LoraCtaArgs &args, int cta, f
       if (cta == 0 && args.product != nullptr && r + j < args.rank)
         static_cast<T *>(args.product)[m * args.rank + r + j] = from_float<T>(sums[j]);
     }
+  }
+}
+
+// The same where lora_product, the predecessor, has made the product.
+template <class Arch, class T>
+__device__ __forceinline__ void load_lora(const LoraCtaArgs &args, float *to) {
+  pdl_wait<Arch>();
+  const int numbers = static_cast<int>(args.m) * args.stride;
+#pragma unroll 4
+  for (int i = threadIdx.x % 32; i < numbers; i += 32) {
+    const int m = i / args.stride;
+    to[m * (args.stride + kLoraPadding) + i - m * args.stride] =
+        to_float(static_cast<const T *>(args.scaled)[i]);
   }
 }
 

@@ -116,13 +116,17 @@ LoraCtaArgs lora_cta_args(const LoraProblem &problem, void *workspace) {
   args.scale = lora.scale;
   args.rank = lora.rank;
   args.stride = static_cast<int>(lora_stride(lora));
-  args.ctas = lora_ctas(lora, problem.cols);
-  args.vectors = has_a_vectors(problem);
+  args.ctas = has_lora_ctas(problem) ? lora_ctas(lora, problem.cols) : 0;
+  args.scaled = workspace;
   args.product = lora.product;
   args.parts = reinterpret_cast<float *>(flags + lora_flags(lora, problem.rows));
   args.flags = flags;
   args.signature = next_signature();
   return args;
+}
+
+bool has_lora_ctas(const LoraProblem &problem) {
+  return problem.dtype != NF4_DTYPE_FP32 && has_a_vectors(problem);
 }
 
 LoraMatrix lora_out_for_tma(const LoraProblem &problem, void *workspace) {

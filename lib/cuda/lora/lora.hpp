@@ -30,7 +30,9 @@ struct LoraProblem {
 // What epilogues add. `workspace` is the adapter's part (lora/workspace.hpp), on 16 bytes.
 LoraTerm lora_term_of(const LoraProblem &problem, void *workspace);
 
-// What the CTAs of a skinny kernel that make and receive the product get, for a launch of its own.
+// Whether a skinny kernel makes the product itself (lora/ctas.cuh), and what it gets, for one
+// launch.
+bool has_lora_ctas(const LoraProblem &problem);
 LoraCtaArgs lora_cta_args(const LoraProblem &problem, void *workspace);
 
 // `out` as TMA loads it: where it lies in x's dtype, aligned, else its copy.

@@ -28,9 +28,6 @@ struct WideLora {
 struct WideLoraWork {
   int first_m, first_rank;
   int begin, end;  // steps
-  // Of copies, so that the CTAs of several tiles of x do not all read the same ranks from L2 at a
-  // time.
-  int first_step;
 
   __device__ __forceinline__ WideLoraWork(const LoraProductArgs &args, int in_cluster, int ranks) {
     const int tile = static_cast<int>(blockIdx.x) >> args.cluster_log2;
@@ -40,7 +37,6 @@ struct WideLoraWork {
     first_rank = (tile - m_tile * args.rank_chunks) * ranks;
     begin = steps * in_cluster >> args.cluster_log2;
     end = steps * (in_cluster + 1) >> args.cluster_log2;
-    first_step = begin + m_tile % max(end - begin, 1);
   }
 };
 
@@ -61,14 +57,12 @@ __device__ __forceinline__ void load_steps(const LoraTmaArgs &args, const WideLo
                                            uint8_t *shared, uint64_t *full) {
   constexpr WideLoraSmem kSmem = Wide::kSmem;
   WideLoraState<kSmem.stages> state;
-  int copied = work.first_step;
 #pragma unroll 1
   for (int step = work.begin; step < work.end; ++step, state.advance()) {
     mbarrier_wait_parity(full + kSmem.stages + state.stage, state.phase ^ 1);
     uint8_t *const to = shared + state.stage * kSmem.stage_bytes;
     uint64_t *const barrier = full + state.stage;
-    const int column = copied * kLoraStep;
-    copied = copied == work.end - 1 ? work.begin : copied + 1;
+    const int column = step * kLoraStep;
     mbarrier_arrive_expect_tx(barrier, kSmem.stage_bytes);
     tma_load_2d(to, &args.x_map, column * 2, work.first_m, barrier);
     Box::load(to + kSmem.x_bytes, &args.in_map, column, work.first_rank, barrier);

@@ -56,11 +56,11 @@ void set_lora(const MatmulProblem &problem, MatmulArgs &args) {
 }
 void set_lora(const Int4MatmulProblem &, Int4MatmulArgs &) {}
 
-// Skinny kernels make it themselves.
 cudaError_t multiply_lora(const MatmulTarget &target, const MatmulProblem &problem, int config) {
-  if (problem.lora.rank == 0 || is_skinny(config)) return cudaSuccess;
-  return launch_lora_product(target, LoraProblem(problem), lora_workspace(problem),
-                             is_wgmma(config));
+  if (problem.lora.rank == 0) return cudaSuccess;
+  const LoraProblem lora(problem);
+  if (is_skinny(config) && has_lora_ctas(lora)) return cudaSuccess;
+  return launch_lora_product(target, lora, lora_workspace(problem), is_wgmma(config));
 }
 cudaError_t multiply_lora(const MatmulTarget &, const Int4MatmulProblem &, int) {
   return cudaSuccess;

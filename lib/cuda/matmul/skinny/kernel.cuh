@@ -69,7 +69,22 @@ struct SharedLora {
     if (threadIdx.x % 32 == 0) before = atomicAdd(receivers, 1);
     return __shfl_sync(0xffffffffu, before, 0) == 0;
   }
+  template <class Arch, class T>
+  __device__ __forceinline__ void receive(const LoraCtaArgs &args, int cta) const {
+    if constexpr (sizeof(T) == 2)
+      if (args.ctas > 0) return receive_lora<T>(args, cta, product);
+    load_lora<Arch, T>(args, product);
+  }
 };
+
+// For all that a weight CTA reads but the adapter's product.
+template <class Arch>
+__device__ __forceinline__ void wait_for_inputs(const LoraCtaArgs &args) {
+  if (args.ctas > 0)
+    pdl_wait<Arch>();
+  else
+    pdl_wait_for_earlier<Arch>();
+}
 
 // What one of a weight's CTAs does.
 template <class Arch, class T, class Scales, class WarpMma, bool kLora>
@@ -81,7 +96,10 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   const CtaRows rows(args.work, cta);
   const int tiles = rows.tiles();
   prefetch_rows<Arch>(args, rows);
-  pdl_wait<Arch>();
+  if constexpr (kLora)
+    wait_for_inputs<Arch>(args.lora);
+  else
+    pdl_wait<Arch>();
 
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
   const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
@@ -151,7 +169,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
     }
     // By the first warp that has no tiles left: the others hide its latency.
     if constexpr (kLora)
-      if (first == 0 && lora.is_receiver()) receive_lora<T>(args.lora, cta, lora.product);
+      if (first == 0 && lora.is_receiver()) lora.receive<Arch, T>(args.lora, cta);
     __syncthreads();
     const uint32_t outputs = (group.end - group.first) * group.kTilePartials;
     for (uint32_t i = threadIdx.x; i < outputs;) {
@@ -169,7 +187,7 @@ template <class Arch, class T, class Scales, class WarpMma, bool kLora>
 __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     matmul_skinny(const __grid_constant__ SkinnyArgs args) {
   int cta = static_cast<int>(blockIdx.x);
-  if constexpr (kLora) {
+  if constexpr (kLora && sizeof(T) == 2) {
     extern __shared__ __align__(1024) uint8_t shared[];
     if (cta < args.lora.ctas)
       return multiply_lora<Arch, T, kWarpsOf<WarpMma>>(args.lora, cta,
