@@ -196,6 +196,7 @@ PyObject *register_operators(PyObject *, PyObject *arguments) {
             Py_NewRef(parameter),
             name("is_neg"),
             name("new_empty"),
+            name("requires_grad"),
             nullptr,
             name("packing_format_for_cpu"),
             name("state2"),

@@ -24,6 +24,7 @@ struct Python {
   const dl_exchange *exchange;
   PyObject *tensor, *parameter;  // the types torch.Tensor and torch.nn.Parameter
   PyObject *is_neg, *new_empty;  // names of methods
+  PyObject *requires_grad;       // of an attribute
   PyObject *packed;              // a class of packed bytes, or NULL
   // Names of attributes of bitsandbytes' QuantState.
   PyObject *packing_format_for_cpu, *state2, *offset, *absmax, *code, *blocksize, *shape,
@@ -72,7 +73,17 @@ inline bool view_packed(PyObject *tensor, View &view, int64_t &bytes) {
   return true;
 }
 
-// Of a WeightParts or an Int4Parts, whose parts have no negative bit.
+inline bool is_float(const dl_tensor &view) { return view.code != DL_UINT && view.code != DL_INT; }
+
+// Of a tensor of floats: no others can.
+inline bool requires_grad(PyObject *tensor) {
+  PyObject *answer = PyObject_GetAttr(tensor, python.requires_grad);
+  Py_XDECREF(answer);  // as that of is_negative
+  return answer != Py_False;
+}
+
+// Of a WeightParts or an Int4Parts, whose parts have no negative bit. A part that requires grad has
+// no view, as the general way refuses it; that of the class of take_packed is not asked.
 template <class Kind>
 inline bool view_weight(PyObject *given, WeightViews<Kind> &views) {
   for (int i = 0; i < Kind::kParts; ++i) {
@@ -82,6 +93,7 @@ inline bool view_weight(PyObject *given, WeightViews<Kind> &views) {
     View &view = views.parts[i];
     if (!(i == kPacked ? view_packed(part, view, views.packed_bytes) : view_of(part, view)))
       return false;
+    if (is_float(*view) && requires_grad(part)) return false;
   }
   PyObject *spec = PyTuple_GetItem(given, Kind::kParts);
   if (spec == nullptr) return false;

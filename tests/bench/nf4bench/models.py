@@ -15,7 +15,7 @@ import torch
 from nf4bench import host, models_forms, models_steps, tables
 from nf4bench.check import WrongResult
 from nf4bench.measure import Timing, in_turns
-from nf4bench.models_cases import DROP_IN, FORMS, MOST_ERROR, TURNS, Group
+from nf4bench.models_cases import DROP_IN, FORMS, MOST_ERROR, TURNS, WARM_STEPS, Group
 from nf4bench.models_forms import Peer
 from nf4bench.models_steps import Made, Models
 from nf4bench.peers import present
@@ -71,7 +71,8 @@ def _timed(gpu: Any, form: str, eager: bool, enqueue: Callable[[], object]) -> f
         if eager:
             # As in a loop: Python is slow at functions that were just replaced, and the host's
             # caches hold another form's code.
-            gpu.run(lambda stream: enqueue())
+            for _ in range(WARM_STEPS):
+                gpu.run(lambda stream: enqueue())
         return gpu.microseconds(enqueue)
 
 

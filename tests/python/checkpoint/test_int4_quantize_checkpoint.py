@@ -93,6 +93,10 @@ def test_the_defaults(tmp_path, capsys):
         "symmetric": True,
     }
     assert report["left_dense"]["columns not a multiple of the group size 128"] == 1
+    assert report["warnings"] == [
+        "the group size 128 leaves 1 of 2 matrices dense, as it does not divide their columns; 64 "
+        "leaves none"
+    ]
     with Checkpoint(tmp_path / "q") as checkpoint:
         assert list(survey(checkpoint).weights) == [NAMES[1]]
     assert _config(tmp_path / "q")["ignore"] == ["lm_head", "model.layers.0.q_proj"]
@@ -127,10 +131,22 @@ def test_what_the_layout_cannot_hold_stays_dense(layout, shape, reason, tmp_path
     assert after["model.layers.2.q_proj.weight"] == before["model.layers.2.q_proj.weight"]
 
 
+@pytest.mark.parametrize(("cols", "size", "fit"), [(128, 48, 32), (72, 32, 8), (60, 32, -1)])
+def test_a_group_size_that_leaves_nothing_dense_is_named(cols, size, fit, tmp_path, capsys):
+    odd = helpers.random_weight((16, cols), "float16")
+    source = _model(tmp_path, **{"model.layers.2.q_proj.weight": odd})
+    only = ["--only", "layers.1", "--only", "layers.2", "--group-size"]
+    assert _quantize(source, tmp_path / "q", *only, str(size)) in (0, 3)
+    assert f"; {fit} leaves none" in capsys.readouterr().err
+    assert _quantize(source, tmp_path / "fit", *only, str(fit)) == 0
+    assert "leaves none" not in capsys.readouterr().err
+
+
 def test_nothing_to_quantize_is_said(tmp_path, capsys):
     source = _model(tmp_path)
     assert _quantize(source, tmp_path / "q", "--group-size", "96") == 3
-    assert "nothing to quantize" in capsys.readouterr().err
+    problem = "nothing to quantize: the group size 96 leaves 2 of 2 matrices dense"
+    assert problem in capsys.readouterr().err
     assert helpers.listing(tmp_path) == ["model"]
 
 

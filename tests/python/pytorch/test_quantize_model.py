@@ -115,6 +115,11 @@ def test_load_takes_integers_that_were_saved(tmp_path):
         assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
 
 
+def test_a_group_size_that_leaves_layers_dense_is_named():
+    with pytest.warns(UserWarning, match="128 leaves 12 of 14 matrices dense.*; 64 leaves none"):
+        quantize_model(llama(), format="int4")
+
+
 def test_a_quantized_model_computes_what_its_dense_weights_do():
     model = llama()
     calls = []

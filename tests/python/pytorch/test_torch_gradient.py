@@ -62,6 +62,14 @@ def test_all_ways_have_the_same_bits(dtype):
     assert all(torch.equal(each, expected) for each in found)
 
 
+def test_a_weight_that_was_written_to_has_no_gradient(way):
+    weight = weight_of()
+    y = nf4.torch.linear(torch.randn(3, COLS, requires_grad=True), weight)
+    weight.packed.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 def test_gradcheck(way):
     """In float32, with steps and bounds that suit it: y is linear in x."""
     weight = weight_of()
@@ -135,11 +143,11 @@ class Gpu:
 
     is_cuda, device = True, torch.device("cuda", 0)
 
-    def __init__(self, m, dtype):
-        self.shape, self.dtype = (m, ROWS), DTYPES[dtype]
+    def __init__(self, m, rows, dtype):
+        self.elements, self.dtype = m * rows, DTYPES[dtype]
 
-    def dim(self):
-        return 2
+    def numel(self):
+        return self.elements
 
 
 WIDE = {"shape": (ROWS, 256)}
@@ -173,7 +181,8 @@ def test_which_way_a_gpu_takes(m, dtype, capability, options, fused, monkeypatch
     monkeypatch.setattr(_kernels, "_capability", lambda _: capability)
     given = dict(options)
     weight = nf4.torch.quantize(torch.randn(given.pop("shape", (ROWS, COLS))), **given)
-    assert _kernels.uses_fused_grad(Gpu(m, dtype), WeightParts.of(weight)) == fused
+    grad_y = Gpu(m, weight.shape[0], dtype)
+    assert _kernels.uses_fused_grad(grad_y, WeightParts.of(weight)) == fused
 
 
 @pytest.mark.parametrize(
@@ -195,7 +204,7 @@ def test_which_way_a_gpu_takes_with_an_adapter(m, cols, rank, fused, monkeypatch
     monkeypatch.setattr(_kernels, "_capability", lambda _: 9)
     monkeypatch.setattr(_kernels, "_multiprocessors", lambda _: 132)
     weight = WeightParts.of(nf4.torch.quantize(torch.zeros(ROWS, cols)))
-    assert _kernels.uses_fused_grad(Gpu(m, "bf16"), weight, rank) == fused
+    assert _kernels.uses_fused_grad(Gpu(m, ROWS, "bf16"), weight, rank) == fused
 
 
 @pytest.mark.parametrize(

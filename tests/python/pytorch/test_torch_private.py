@@ -25,6 +25,7 @@ OF_TORCH = {
     "_C",
     "_SingleLevelFunction",
     "_any_requires_grad",
+    "_backward_cls",
     "_current_level",
     "_destroy",
     "_dynamo_marked_constant",
@@ -153,6 +154,12 @@ def test_functions_of_the_public_class_give_the_same(name, monkeypatch):
     monkeypatch.setattr(_operators, name, type(name, (torch.autograd.Function,), methods))
     for ours, theirs in zip(results(), expected, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_backward_is_called_directly_where_torch_has_a_node_for_it():
+    node = _operators._Recorded._backward_cls
+    assert node.apply is _operators._Recorded.backward
+    assert _private.call_backward_directly(int) is int
 
 
 def test_where_a_question_cannot_be_asked_the_general_way_is_taken(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from nf4.checkpoint.quantize_plan import (
     QuantizeOptions,
     config_of,
     dense_reasons,
+    group_size_problem,
     plan_of,
     plan_of_stack,
     stacks_of,
@@ -92,6 +94,7 @@ def quantize_checkpoint(
     Raises FormatError, OptionError, OutputRefused, OSError and nf4.Error; the destination is then
     unchanged.
     """
+    started = time.perf_counter()
     with Checkpoint(source) as checkpoint:
         target = output_target(checkpoint, destination, replace)
         existing_quantization(checkpoint)
@@ -102,10 +105,10 @@ def quantize_checkpoint(
         reasons = dense_reasons(found.dense, rules, options)
         if options.format == "int4":
             _require_dense(checkpoint, found)
+        problem = group_size_problem(found.dense, reasons, options)
         if None not in reasons.values() and not found.weights and not stacks:
-            raise FormatError(
-                source, f"nothing to quantize: no matrix may become 4-bit ({chosen_by})"
-            )
+            why = problem or f"no matrix may become 4-bit ({chosen_by})"
+            raise FormatError(source, f"nothing to quantize: {why}")
         of_stacks = {stack.tensors[0]: _stack_step(checkpoint, stack, options) for stack in stacks}
         taken = {name for stack in stacks for name in stack.tensors}
 
@@ -123,9 +126,10 @@ def quantize_checkpoint(
         result = write_checkpoint(checkpoint, steps, config, target, progress)
         result.chosen_by = chosen_by
         result.already = len(found.weights)
-        result.warnings += warnings
+        result.warnings += warnings if problem is None else [*warnings, problem]
         matrices = (n for n, info in found.dense.items() if is_matrix(info) and n not in taken)
         result.left_dense = dict(Counter(reason for name in matrices if (reason := reasons[name])))
+        result.seconds = time.perf_counter() - started  # with those of choosing the layers
         return result
 
 

@@ -4,6 +4,7 @@ the tensors of those that become 4-bit, and the quantization_config for all."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -110,8 +111,33 @@ def _integer_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) ->
     if is_transposed(info.name, rules.types):
         return "Conv1D"
     if options.group_size != -1 and cols % options.group_size:
-        return f"columns not a multiple of the group size {options.group_size}"
+        return _ungrouped(options)
     return LAYOUTS[options.layout].misfit((rows, cols))
+
+
+def _ungrouped(options: QuantizeOptions) -> str:
+    return f"columns not a multiple of the group size {options.group_size}"
+
+
+def group_size_problem(
+    dense: Mapping[str, TensorInfo], reasons: Mapping[str, str | None], options: QuantizeOptions
+) -> str | None:
+    """Says how many matrices the group size leaves dense, and which size leaves none; None where it
+    leaves none itself. reasons: of dense_reasons."""
+    cols = {
+        name: dense[name].shape[1]
+        for name, reason in reasons.items()
+        if reason in (None, _ungrouped(options))
+    }
+    left = [name for name in cols if reasons[name] is not None]
+    if not left:
+        return None
+    divisor = math.gcd(*cols.values())
+    fit = [size for size in (64, 32, 16, 8) if size < options.group_size and divisor % size == 0]
+    return (
+        f"the group size {options.group_size} leaves {len(left)} of {len(cols)} matrices dense, as "
+        f"it does not divide their columns; {fit[0] if fit else -1} leaves none"
+    )
 
 
 def stacks_of(

@@ -3,6 +3,7 @@ files that the model would be saved as. Imports transformers."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from nf4.checkpoint.quantize_plan import (
     chosen_stacks,
     config_of,
     dense_reasons,
+    group_size_problem,
     plan_of,
     plan_of_stack,
 )
@@ -78,6 +80,9 @@ def choose(model: PreTrainedModel, options: QuantizeOptions) -> Choice:
     shapes = {name: info.shape for name, info in dense.items()}
     rules = Rules(model_types(config), options.skip, options.only, found, shapes)
     reasons = dense_reasons(dense, rules, options)
+    problem = group_size_problem(dense, reasons, options)
+    if problem is not None:
+        warnings.warn(problem, stacklevel=4)  # of who calls quantize_model
     # What transformers does not know to be tied may be so all the same.
     chosen = [
         name

@@ -19,7 +19,7 @@ from nf4.errors import InvalidArgument
 from nf4.torch import _fast
 from nf4.torch._checks import require_device, require_float
 from nf4.torch._schemas import Parts, require_operands
-from nf4.torch._weight import WeightParts
+from nf4.torch._weight import Spec, WeightParts
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,28 +132,37 @@ def _adapted_pays(m: int, cols: int, rank: int, device: torch.device) -> bool:
     return waves <= 1 or waves >= 5 or -waves % 1 <= 0.25
 
 
+@functools.lru_cache(maxsize=4096)
+def _fused_rows(spec: Spec, dtype: torch.dtype, own: bool, capability: int) -> int:
+    """The most rows of dY for which a GPU takes libnf4's own dY W; -1: for none. own: the weight
+    has a codebook of its own."""
+    if dtype not in (torch.bfloat16, torch.float16) or spec.rows % 8 != 0 or capability < 9:
+        return -1
+    skinny = spec.cols % 256 == 0 and spec.blocksize == 64 and not own
+    wgmma = capability == 9 and spec.cols % 64 == 0 and spec.blocksize >= 64
+    if own and (dtype == torch.bfloat16 or spec.rows % 128 != 0):
+        wgmma = False
+    return _FUSED_ROWS_HOPPER if wgmma else _FUSED_ROWS_SKINNY if skinny else -1
+
+
 def uses_fused_grad(grad_y: Tensor, weight: Parts, rank: int = 0) -> bool:
     """Is libnf4's own dY W, which makes no dense weight, at least as fast as dequantize and
     torch's product? rank: of an adapter, whose products libnf4 makes beside it."""
-    if type(weight) is not WeightParts or grad_y.dim() == 0:
+    if type(weight) is not WeightParts:
         return False
-    m, spec = math.prod(grad_y.shape[:-1]), weight.spec
+    spec = weight.spec
+    m = grad_y.numel() // max(spec.rows, 1)
     if type(m) is not int:  # asking would fix the sizes of a graph
         return not grad_y.is_cuda
     if not grad_y.is_cuda:
         rows = _FUSED_ROWS_AMX if _has_amx() else _FUSED_ROWS_CPU
         return grad_y.dtype != torch.bfloat16 or m <= rows
-    in_16_bits = grad_y.dtype in (torch.bfloat16, torch.float16)
-    if not in_16_bits or spec.rows % 8 != 0:
-        return False
+    device = grad_y.device
     own = weight.codebook is not None
-    if m <= _FUSED_ROWS_SKINNY and spec.cols % 256 == 0 and spec.blocksize == 64 and not own:
-        return _capability(grad_y.device) >= 9
-    if own and (grad_y.dtype == torch.bfloat16 or spec.rows % 128 != 0):
-        return False
-    if spec.cols % 64 != 0 or spec.blocksize < 64 or _capability(grad_y.device) != 9:
-        return False
-    return m <= _FUSED_ROWS_HOPPER or _adapted_pays(m, spec.cols, rank, grad_y.device)
+    most = _fused_rows(spec, grad_y.dtype, own, _capability(device))
+    if m <= most:
+        return True
+    return most == _FUSED_ROWS_HOPPER and _adapted_pays(m, spec.cols, rank, device)
 
 
 # Of lora_grad's kernels for tensor cores; of more ranks they read x and dY more than once.

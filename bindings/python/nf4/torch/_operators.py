@@ -1,7 +1,7 @@
 """Kernels of torch.ops.nf4.* (_schemas.py), registered by importing this, and what layers call
 in their place: linear, linear_grad and dequantize.
 
-    eager     linear -> _Linear if x or bias requires grad -> the fast way (_fast.py)
+    eager     linear -> the fast way (_fast.py), and _Recorded if x or bias requires grad
     general   torch.ops.nf4.linear -> Autograd: _Linear -> _linear_below -> nf4.matmul, or
               torch.ops.nf4._linear where a compiler, a mode or a subclass is to see it
     backward  linear_grad -> the fast way, or torch.ops.nf4.linear_backward in the same manner
@@ -65,8 +65,10 @@ def _linear_below(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
 def _linear_idle(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """Where only a tensor that is not plain needs the dispatcher."""
     y = _fast.linear(x, bias, weight)
-    if y is not None:
-        return y
+    return _general_idle(x, bias, weight) if y is None else y
+
+
+def _general_idle(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     if _are_plain(x, bias, *weight.tensors):
         return _kernels.general_linear(_with_memory(x), _with_memory(bias), weight)
     return linear_seen(x, bias, weight)
@@ -152,6 +154,30 @@ class _Linear(_private.Function):
         of_x, of_bias, *_ = ctx.needs_input_grad
         grad_x = linear_grad(grad_y, ctx.kind(*ctx.saved_tensors, ctx.spec)) if of_x else None
         return grad_x, grad_of_bias(grad_y) if of_bias else None, None, None
+
+
+@_private.call_backward_directly
+class _Recorded(_private.Function):
+    """Gives y, which is x W^T + bias already, its gradients. `made`: y and the weight. Of that
+    `packed` alone is saved, so that torch names a write to it before the backward pass: to save
+    the others takes as long as all else here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, made: tuple[Tensor, Parts]) -> Tensor:
+        y, weight = made
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(weight[0])
+        ctx.kind, ctx.beside_packed = type(weight), weight[1:]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        of_x, of_bias, _ = ctx.needs_input_grad
+        grad_x = None
+        if of_x:
+            weight = tuple.__new__(ctx.kind, (*ctx.saved_tensors, *ctx.beside_packed))
+            grad_x = linear_grad(grad_y, weight)
+        return grad_x, grad_of_bias(grad_y) if of_bias else None, None
 
 
 def grad_of_bias(grad_y: Tensor) -> Tensor:
@@ -311,9 +337,15 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     if not torch.compiler.is_dynamo_compiling() and type(x) is Tensor and _private.is_idle():
         if _private.any_autocast():
             x, bias = cast(x, bias)
-        if torch.is_grad_enabled() and _private.any_requires_grad(x, bias, *weight):
-            return _Linear.apply(x, bias, weight, _linear_idle)
-        return _linear_idle(x, bias, weight)
+        y = _fast.linear(x, bias, weight)  # a frozen one
+        records = torch.is_grad_enabled()
+        if y is None and records:
+            require_frozen(weight)
+        if records and _private.any_requires_grad(x, bias):
+            if y is None:
+                return _Linear.apply(x, bias, weight, _linear_idle)
+            return _Recorded.apply(x, bias, (y, weight))
+        return _general_idle(x, bias, weight) if y is None else y
     return OPERATORS[type(weight)].linear(x, bias, *weight.arguments())
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -145,6 +145,17 @@ STAND_INS["function_in_transform"] = contextlib.nullcontext
 # torch.autograd.Function without its preparations for torch.func, which take 1 us and which a
 # kernel of the dispatcher must not make again.
 Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
+
+_Made = TypeVar("_Made", bound=type)
+
+
+def call_backward_directly(function: _Made) -> _Made:
+    """Of a Function: autograd calls its backward without `apply` of torch's node, which looks for
+    a `vjp` in each call."""
+    node = getattr(function, "_backward_cls", None)
+    if hasattr(node, "apply"):
+        node.apply = function.backward
+    return function
 
 
 # ---- Traces of torch.compile ---------------------------------------------------------------

@@ -58,7 +58,8 @@ def quantize_model(
     blocksize, nested
                  of "nf4" and "fp4": weights for each scale, and 8-bit scales
     layout, group_size, symmetric
-                 of "int4", as for quantize_int4. A layer that the layout cannot hold stays dense
+                 of "int4", as for quantize_int4. A layer that the layout cannot hold stays dense;
+                 a warning names a group size that leaves none dense
     compute_dtype
                  of the layers, as for NF4Linear. By default it is that of x, and in the
                  quantization_config that of most weights

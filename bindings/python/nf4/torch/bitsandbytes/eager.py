@@ -54,23 +54,28 @@ def _plain(packed: Tensor) -> Tensor:
         return as_bytes(packed.data)
 
 
-def _dense(weight: tuple[Any, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
+def _kept(packed: Tensor, weight: tuple[Any, ...]) -> WeightParts:
+    return tuple.__new__(WeightParts, (_plain(packed), *weight[1:]))
+
+
+def _dense(weight: WeightParts, dtype: torch.dtype, like: Tensor) -> Tensor:
     """The weight in a dtype, for a product with `like`."""
     if not torch.is_grad_enabled() and _private.is_idle():
-        dense = _kernels.new_dense(*weight[-1][:2], dtype, like.device)
+        dense = _kernels.new_dense(*weight.spec[:2], dtype, like.device)
         if _fast.dequantize(dense, weight):
             return dense
-    parts = WeightParts(as_bytes(weight[0]), *weight[1:]).with_float_scales()
+    parts = WeightParts(as_bytes(weight.packed), *weight[1:]).with_float_scales()
     return _operators.dequantize(parts, dtype)
 
 
-def _fused_grad(grad_y: Tensor, weight: tuple[Any, ...]) -> Tensor | None:
+def _fused_grad(grad_y: Tensor, weight: WeightParts) -> Tensor | None:
     """grad_y W without a dense weight; None where that is slower, or nothing was done."""
     if torch.is_grad_enabled() or not _private.is_idle():
         return None
-    return _kernels.fused_linear_grad(grad_y, WeightParts(*weight))
+    return _kernels.fused_linear_grad(grad_y, weight)
 
 
+@_private.call_backward_directly
 class MatMul4Bit(_private.Function):
     """Gives y, which is x W^T + bias already, its gradients: those of bitsandbytes, bit by bit,
     where they are made as it makes them, from a dense weight.
@@ -81,7 +86,7 @@ class MatMul4Bit(_private.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor | None, made: tuple[Tensor, tuple[Any, ...], torch.dtype]
+        ctx: Any, x: Tensor, bias: Tensor | None, made: tuple[Tensor, WeightParts, torch.dtype]
     ) -> Tensor:
         y, ctx.weight, ctx.weight_dtype = made
         return y
@@ -136,7 +141,7 @@ def product_for(weight_of: WeightOf, bitsandbytes: Any) -> Product:
         y = None if weight is None else _fast.linear(x, bias, weight)
         if weight is None or y is None or not records:
             return y
-        return MatMul4Bit.apply(x, bias, (y, (_plain(packed), *weight[1:]), state.dtype))
+        return MatMul4Bit.apply(x, bias, (y, _kept(packed, weight), state.dtype))
 
     return product
 
@@ -265,8 +270,8 @@ def forward(
         weight = weight_of(x, packed, state) if frozen else None
         if weight is None:
             return None
-        plain = tuple.__new__(WeightParts, (_plain(packed), *weight[1:]))
-        return plain, bias, x.dtype if self.compute_dtype is None else self.compute_dtype
+        dtype = x.dtype if self.compute_dtype is None else self.compute_dtype
+        return _kept(packed, weight), bias, dtype
 
     @functools.wraps(original)
     def forward(self: Any, x: Tensor) -> Tensor:

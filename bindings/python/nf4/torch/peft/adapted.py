@@ -94,6 +94,7 @@ def _backward(grad_y: Tensor, weight: Parts, adapter: Adapter, of_x: bool) -> tu
     return grad_x.view(*grad_y.shape[:-1], a.shape[1]), q
 
 
+@_private.call_backward_directly
 class _Adapted(_private.Function):
     """Gives y its gradients. `made`: y and p; the weight, kept as an attribute, so that no hook of
     saved tensors moves or copies it; and the scale."""
