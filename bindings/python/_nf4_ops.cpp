@@ -74,6 +74,24 @@ PyObject *dequantize(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   return PyBool_FromLong(done);
 }
 
+PyDoc_STRVAR(
+    versions_doc,
+    "versions(tensors)\n--\n\n"
+    "A number that each write in place to one of these tensors increases. Of a tuple, which "
+    "may have None, and whose last item is left out.");
+PyObject *versions(PyObject *, PyObject *tensors) {
+  const Py_ssize_t count = PyTuple_Size(tensors) - 1;
+  long long sum = 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject *const tensor = PyTuple_GetItem(tensors, i);
+    if (tensor == Py_None) continue;
+    const Owned version(PyObject_GetAttr(tensor, python.version));
+    if (!version) return nullptr;
+    sum += PyLong_AsLongLong(version.get());
+  }
+  return PyErr_Occurred() ? nullptr : PyLong_FromLongLong(sum);
+}
+
 PyDoc_STRVAR(take_packed_doc,
              "take_packed(class)\n--\n\n"
              "Makes linear and dequantize take packed bytes of this class of tensors, too, in any "
@@ -191,20 +209,11 @@ PyObject *register_operators(PyObject *, PyObject *arguments) {
   if (!fill(of_torch, torch) || !fill(of_nf4, nf4)) return nullptr;
   if (PySequence_Size(of_blas) != 0 && !fill(of_blas, blas)) return nullptr;
   const auto name = PyUnicode_InternFromString;
-  python = {exchange_of(tensor),
-            Py_NewRef(tensor),
-            Py_NewRef(parameter),
-            name("is_neg"),
-            name("new_empty"),
-            name("requires_grad"),
-            nullptr,
-            name("packing_format_for_cpu"),
-            name("state2"),
-            name("offset"),
-            name("absmax"),
-            name("code"),
-            name("blocksize"),
-            name("shape"),
+  python = {exchange_of(tensor), Py_NewRef(tensor), Py_NewRef(parameter),
+            name("is_neg"),      name("new_empty"), name("requires_grad"),
+            name("_version"),    nullptr,           name("packing_format_for_cpu"),
+            name("state2"),      name("offset"),    name("absmax"),
+            name("code"),        name("blocksize"), name("shape"),
             name("quant_type")};
   if (python.exchange == nullptr || PyErr_Occurred()) return nullptr;
   codes = {torch.uint8(),    torch.int32(), torch.float32(), torch.float16(),
@@ -224,6 +233,7 @@ PyMethodDef nf4_operator_methods[] = {
     {"linear", method(linear), METH_FASTCALL, linear_doc},
     {"dequantize", method(dequantize), METH_FASTCALL, dequantize_doc},
     {"state_parts", method(state_parts), METH_FASTCALL, state_parts_doc},
+    {"versions", versions, METH_O, versions_doc},
     {"take_packed", take_packed, METH_O, take_packed_doc},
     {"operator_functions", functions, METH_NOARGS, functions_doc},
     {"register_operators", register_operators, METH_VARARGS, register_doc},

@@ -22,10 +22,10 @@ using Owned = std::unique_ptr<PyObject, Release>;
 
 struct Python {
   const dl_exchange *exchange;
-  PyObject *tensor, *parameter;  // the types torch.Tensor and torch.nn.Parameter
-  PyObject *is_neg, *new_empty;  // names of methods
-  PyObject *requires_grad;       // of an attribute
-  PyObject *packed;              // a class of packed bytes, or NULL
+  PyObject *tensor, *parameter;       // the types torch.Tensor and torch.nn.Parameter
+  PyObject *is_neg, *new_empty;       // names of methods
+  PyObject *requires_grad, *version;  // of attributes
+  PyObject *packed;                   // a class of packed bytes, or NULL
   // Names of attributes of bitsandbytes' QuantState.
   PyObject *packing_format_for_cpu, *state2, *offset, *absmax, *code, *blocksize, *shape,
       *quant_type;
@@ -73,12 +73,12 @@ inline bool view_packed(PyObject *tensor, View &view, int64_t &bytes) {
   return true;
 }
 
-inline bool is_float(const dl_tensor &view) { return view.code != DL_UINT && view.code != DL_INT; }
-
-// Of a tensor of floats: no others can.
-inline bool requires_grad(PyObject *tensor) {
+// Integers cannot, and are not asked. Without an answer the general way is to be taken, as if it
+// did.
+inline bool requires_grad(PyObject *tensor, const dl_tensor &view) {
+  if (view.code == DL_UINT || view.code == DL_INT) return false;
   PyObject *answer = PyObject_GetAttr(tensor, python.requires_grad);
-  Py_XDECREF(answer);  // as that of is_negative
+  Py_XDECREF(answer);  // True and False live on
   return answer != Py_False;
 }
 
@@ -93,7 +93,7 @@ inline bool view_weight(PyObject *given, WeightViews<Kind> &views) {
     View &view = views.parts[i];
     if (!(i == kPacked ? view_packed(part, view, views.packed_bytes) : view_of(part, view)))
       return false;
-    if (is_float(*view) && requires_grad(part)) return false;
+    if (requires_grad(part, *view)) return false;
   }
   PyObject *spec = PyTuple_GetItem(given, Kind::kParts);
   if (spec == nullptr) return false;

@@ -12,7 +12,7 @@ LORA_RANK = 16
 ADAPTED = ("q_proj", "v_proj")  # the layers that have adapters in training
 SECONDS, QUICK_SECONDS = 150, 15  # no group begins when so many are over
 TURNS = 15  # a slow host makes single ones twice as long
-WARM_STEPS = 2  # before an eager one is timed: the second takes up to a tenth less
+WARM_STEPS = 2  # before an eager one is timed: after one it takes up to a tenth longer
 
 # ||y - y'|| / ||y'||, y of NF4Linear and y' of bitsandbytes on the same bytes. Both round to bf16
 # after each product, and the layers of a model carry that on: 1.2e-2 after 32 of them on the CPU,

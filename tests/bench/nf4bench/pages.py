@@ -115,7 +115,7 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
     ]
     bench = figures["bench"]
     last = [
-        *note(figures, changed, SHOWN),
+        *note(figures, changed, dict(README_ROWS)),
         "All tables and spreads: [docs/bench](docs/bench/README.md); how they are measured: "
         "[docs/performance.md](docs/performance.md). `./dev bench` measures on your machine.",
     ]
@@ -123,8 +123,8 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
         f"One {bench['device']}, {bench['date']}, bf16, NF4 with double quantization, GPTQ in "
         "groups of 128, CUDA graphs. M is the rows of x. The roofline is a kernel that moves the "
         "same bytes and does nothing else, the fastest of some; dense is torch.nn.Linear (cuBLAS), "
-        "of experts grouped_mm, in bf16; Humming is a library of W4A16 kernels. Under bitsandbytes, "
-        "dense and Humming: their time over libnf4's, for quantize in eager calls.",
+        "of experts grouped_mm, in bf16; Humming is a library of W4A16 kernels. Under "
+        "bitsandbytes, dense and Humming: their time over libnf4's, for quantize in eager calls.",
         README.markdown(found),
         " ".join(last),
     ])  # fmt: skip
@@ -235,7 +235,8 @@ def models_method(models: Row) -> str:
     return " ".join([
         "LLaMA-7B's shape in bf16 with random weights, of each layer its own, in plain torch: the "
         "same model with NF4Linear around bitsandbytes' bytes, and with its peers' linear layers, "
-        "timed in turns, each step that is not a CUDA graph's behind one that is not timed. Decode "
+        "timed in turns, each step that is not a CUDA graph's behind "
+        f"{models_cases.WARM_STEPS} that are not timed. Decode "
         "is one token for each sequence at the end of a context of "
         f"{models_cases.CONTEXT}; forward + backward is of adapters of rank "
         f"{models_cases.LORA_RANK} beside q and v, through "

@@ -94,8 +94,8 @@ def test_the_defaults(tmp_path, capsys):
     }
     assert report["left_dense"]["columns not a multiple of the group size 128"] == 1
     assert report["warnings"] == [
-        "the group size 128 leaves 1 of 2 matrices dense, as it does not divide their columns; 64 "
-        "leaves none"
+        "the group size 128 leaves 1 of 2 matrices dense, as it does not divide their columns; a "
+        "group size of 64 leaves none"
     ]
     with Checkpoint(tmp_path / "q") as checkpoint:
         assert list(survey(checkpoint).weights) == [NAMES[1]]
@@ -131,15 +131,31 @@ def test_what_the_layout_cannot_hold_stays_dense(layout, shape, reason, tmp_path
     assert after["model.layers.2.q_proj.weight"] == before["model.layers.2.q_proj.weight"]
 
 
-@pytest.mark.parametrize(("cols", "size", "fit"), [(128, 48, 32), (72, 32, 8), (60, 32, -1)])
-def test_a_group_size_that_leaves_nothing_dense_is_named(cols, size, fit, tmp_path, capsys):
-    odd = helpers.random_weight((16, cols), "float16")
+@pytest.mark.parametrize(
+    ("layout", "rows", "cols", "size", "fit"),
+    [
+        ("compressed-tensors", 16, 128, 48, 32),
+        ("compressed-tensors", 16, 72, 32, 8),
+        ("compressed-tensors", 16, 60, 32, -1),
+        ("gptq", 16, 96, 64, 32),
+        ("gptq", 16, 60, 32, None),  # which the layout cannot hold
+        ("awq", 12, 96, 64, None),
+    ],
+)
+def test_a_group_size_that_leaves_nothing_dense_is_named(
+    layout, rows, cols, size, fit, tmp_path, capsys
+):
+    odd = helpers.random_weight((rows, cols), "float16")
     source = _model(tmp_path, **{"model.layers.2.q_proj.weight": odd})
-    only = ["--only", "layers.1", "--only", "layers.2", "--group-size"]
+    only = ["--only", "layers.1", "--only", "layers.2", "--layout", layout, "--group-size"]
     assert _quantize(source, tmp_path / "q", *only, str(size)) in (0, 3)
-    assert f"; {fit} leaves none" in capsys.readouterr().err
-    assert _quantize(source, tmp_path / "fit", *only, str(fit)) == 0
-    assert "leaves none" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert ("leaves none" in said) == (fit is not None)
+    if fit is not None:
+        assert f"; a group size of {fit} leaves none" in said
+        assert _quantize(source, tmp_path / "fit", *only, str(fit)) == 0
+        printed = capsys.readouterr()
+        assert "leaves none" not in printed.err and "the group size" not in printed.out
 
 
 def test_nothing_to_quantize_is_said(tmp_path, capsys):

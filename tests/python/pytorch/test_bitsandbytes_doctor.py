@@ -148,7 +148,7 @@ def test_doctor_says_why_nothing_is_served(monkeypatch):
     old = doctor_bitsandbytes.diagnose("0.44.1")["reason"]
     assert old == "0.44.1 did not load libnf4; 0.50 and later do"
     (line,) = doctor_bitsandbytes.lines(report)
-    assert line == f"bitsandbytes on its own kernels: {report['reason']}"
+    assert line == f"bitsandbytes is not on libnf4's kernels: {report['reason']}"
 
 
 def test_doctor_in_words():

@@ -116,7 +116,9 @@ def test_load_takes_integers_that_were_saved(tmp_path):
 
 
 def test_a_group_size_that_leaves_layers_dense_is_named():
-    with pytest.warns(UserWarning, match="128 leaves 12 of 14 matrices dense.*; 64 leaves none"):
+    with pytest.warns(
+        UserWarning, match="128 leaves 12 of 14 matrices dense.*; a group size of 64 leaves none"
+    ):
         quantize_model(llama(), format="int4")
 
 

@@ -212,6 +212,12 @@ def test_backward_passes_do_not_disturb_each_other(dtype, way, dense_gradients):
         assert torch.equal(each, grad @ dense)
 
 
+def test_grad_y_without_dimensions_is_named(way):
+    arguments = WeightParts.of(weight_of()).arguments()
+    with pytest.raises(RuntimeError, match="both arguments to matmul need to be at least 1D"):
+        torch.ops.nf4.linear_backward(torch.tensor(1.0), *arguments)
+
+
 def test_for_a_bias_alone_nothing_is_saved(way):
     saved = []
     bias = torch.zeros(ROWS, requires_grad=True)

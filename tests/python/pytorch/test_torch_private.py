@@ -142,7 +142,7 @@ def test_a_stand_in_gives_the_same(name, monkeypatch):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", ["_Linear", "_LinearGrad"])
+@pytest.mark.parametrize("name", ["_Linear", "_LinearGrad", "_Recorded"])
 def test_functions_of_the_public_class_give_the_same(name, monkeypatch):
     expected, function = results(), getattr(_operators, name)
     assert (

@@ -100,15 +100,17 @@ def quantize_checkpoint(
         existing_quantization(checkpoint)
         found = survey(checkpoint)
         found.require_sound()
+        choosing = time.perf_counter()
         rules, chosen_by = choose_rules(checkpoint.config, found, options.skip, options.only)
+        chosen = time.perf_counter()
         stacks, warnings = stacks_of(found.dense, rules, options, chosen_by)
         reasons = dense_reasons(found.dense, rules, options)
         if options.format == "int4":
             _require_dense(checkpoint, found)
         problem = group_size_problem(found.dense, reasons, options)
         if None not in reasons.values() and not found.weights and not stacks:
-            why = problem or f"no matrix may become 4-bit ({chosen_by})"
-            raise FormatError(source, f"nothing to quantize: {why}")
+            why = problem or "no matrix may become 4-bit"
+            raise FormatError(source, f"nothing to quantize: {why} ({chosen_by})")
         of_stacks = {stack.tensors[0]: _stack_step(checkpoint, stack, options) for stack in stacks}
         taken = {name for stack in stacks for name in stack.tensors}
 
@@ -124,12 +126,12 @@ def quantize_checkpoint(
         quantized = [step for all in steps.values() for step in all if isinstance(step, kinds)]
         config = _quantized_config(checkpoint, found, quantized, rules, options)
         result = write_checkpoint(checkpoint, steps, config, target, progress)
-        result.chosen_by = chosen_by
+        result.chosen_by, result.choice_seconds = chosen_by, chosen - choosing
         result.already = len(found.weights)
         result.warnings += warnings if problem is None else [*warnings, problem]
         matrices = (n for n, info in found.dense.items() if is_matrix(info) and n not in taken)
         result.left_dense = dict(Counter(reason for name in matrices if (reason := reasons[name])))
-        result.seconds = time.perf_counter() - started  # with those of choosing the layers
+        result.seconds = time.perf_counter() - started
         return result
 
 

@@ -122,12 +122,15 @@ def _ungrouped(options: QuantizeOptions) -> str:
 def group_size_problem(
     dense: Mapping[str, TensorInfo], reasons: Mapping[str, str | None], options: QuantizeOptions
 ) -> str | None:
-    """Says how many matrices the group size leaves dense, and which size leaves none; None where it
-    leaves none itself. reasons: of dense_reasons."""
+    """Says how many of the matrices that the layout can hold the group size leaves dense, and which
+    size leaves none; None where it leaves none itself. reasons: of dense_reasons."""
+    if options.format != "int4":
+        return None
+    misfit = LAYOUTS[options.layout].misfit
     cols = {
         name: dense[name].shape[1]
         for name, reason in reasons.items()
-        if reason in (None, _ungrouped(options))
+        if reason in (None, _ungrouped(options)) and not misfit(dense[name].shape)
     }
     left = [name for name in cols if reasons[name] is not None]
     if not left:
@@ -136,7 +139,7 @@ def group_size_problem(
     fit = [size for size in (64, 32, 16, 8) if size < options.group_size and divisor % size == 0]
     return (
         f"the group size {options.group_size} leaves {len(left)} of {len(cols)} matrices dense, as "
-        f"it does not divide their columns; {fit[0] if fit else -1} leaves none"
+        f"it does not divide their columns; a group size of {fit[0] if fit else -1} leaves none"
     )
 
 

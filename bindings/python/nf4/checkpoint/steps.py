@@ -41,7 +41,7 @@ class Result:
     files                names of the weight files written
     left_out             files beside the weights that were not copied
     warnings             what failed after the output was in place, and what may not load it
-    chosen_by            what decided which layers become 4-bit (quantize only)
+    chosen_by            what decided which layers become 4-bit, in choice_seconds (quantize only)
     already              weights that were 4-bit, and are copied (quantize only)
     left_dense           why matrices were left dense: reason -> how many (quantize only)
     """
@@ -60,6 +60,7 @@ class Result:
     left_out: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
     chosen_by: str = ""
+    choice_seconds: float = 0.0
     already: int = 0
     left_dense: dict[str, int] = dataclasses.field(default_factory=dict)
 

@@ -96,9 +96,10 @@ def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
         lines.append(f"layers chosen by {result.chosen_by}")
     if result.weights:
         kernel = rate_text(result.kernel_bytes, result.kernel_seconds)
+        choice = f", {result.choice_seconds:.2f} s choice of layers" if result.chosen_by else ""
         lines.append(
             f"checkpoint: {size_text(result.bytes_in)} -> {size_text(result.bytes_out)} "
             f"in {result.seconds:.2f} s, of which {result.kernel_seconds:.2f} s {args.command} "
-            f"({kernel})"
+            f"({kernel}){choice}"
         )
     return [*map(printable, lines), f"wrote {_destination(args)}"]

@@ -92,7 +92,7 @@ def _of_peft(found: dict[str, list[str]] | None) -> list[str]:
 def lines(report: dict[str, Any]) -> list[str]:
     """What `nf4 doctor` prints of the report."""
     if not report["active"]:
-        return [f"bitsandbytes on its own kernels: {report['reason']}"]
+        return [f"bitsandbytes is not on libnf4's kernels: {report['reason']}"]
     by_devices: dict[str, list[str]] = {}
     for name, devices in report["operators"].items():
         by_devices.setdefault(" and ".join(devices), []).append(name)

@@ -80,15 +80,16 @@ def choose(model: PreTrainedModel, options: QuantizeOptions) -> Choice:
     shapes = {name: info.shape for name, info in dense.items()}
     rules = Rules(model_types(config), options.skip, options.only, found, shapes)
     reasons = dense_reasons(dense, rules, options)
-    problem = group_size_problem(dense, reasons, options)
+    # What transformers does not know to be tied may be so all the same.
+    own = {
+        name: reason
+        for name, reason in reasons.items()
+        if f"{found.modules.get(name)}.weight" not in shared
+    }
+    problem = group_size_problem(dense, own, options)
     if problem is not None:
         warnings.warn(problem, stacklevel=4)  # of who calls quantize_model
-    # What transformers does not know to be tied may be so all the same.
-    chosen = [
-        name
-        for name, reason in reasons.items()
-        if reason is None and f"{found.modules[name]}.weight" not in shared
-    ]
+    chosen = [name for name, reason in own.items() if reason is None]
     stacks = chosen_stacks([*found.stacks.values()], options) if options.experts else []
     plans = [plan_of(dense[name], rules, options) for name in chosen]
     plans += [plan_of_stack(each, _dtype(state[each.parameter]), options) for each in stacks]

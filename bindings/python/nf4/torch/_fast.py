@@ -26,6 +26,12 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor | None:
     return None
 
 
+def versions(tensors: tuple[Any, ...]) -> int:
+    """A number that each write in place to one of these tensors increases; the last of the tuple is
+    none."""
+    raise NotImplementedError("of a y that linear made")
+
+
 def dequantize(out: Tensor, weight: Parts) -> bool:
     """Writes the weight to `out`; False if nothing was done."""
     return False
@@ -132,6 +138,7 @@ def _register() -> bool:
 registered = _register()
 if registered:
     linear, dequantize = _prepared._nf4_fast.linear, _prepared._nf4_fast.dequantize
+    versions = _prepared._nf4_fast.versions
     linear_adapted = _prepared._nf4_fast.linear_adapted
     linear_grad = _prepared._nf4_fast.linear_grad
     lora_grads = _prepared._nf4_fast.lora_grads

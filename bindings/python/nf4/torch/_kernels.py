@@ -122,33 +122,35 @@ def _has_amx() -> bool:
     return ask is not None and ask()
 
 
-def _adapted_pays(m: int, cols: int, rank: int, device: torch.device) -> bool:
+def _adapted_pays(m: int, cols: int, device: torch.device) -> bool:
     """Of many rows of dY, does libnf4 save more time with an adapter's products, beside dY W, than
     it loses with dY W? The loss is largest where the last of a few waves of dY W's tiles, of 256
     rows by 128 columns, is short."""
-    if rank not in _ADAPTED_RANKS or m > _FUSED_ROWS_ADAPTED:
-        return False
     waves = -(-m // 256) * -(-cols // 128) / _multiprocessors(device)
     return waves <= 1 or waves >= 5 or -waves % 1 <= 0.25
 
 
 @functools.lru_cache(maxsize=4096)
-def _fused_rows(spec: Spec, dtype: torch.dtype, own: bool, capability: int) -> int:
-    """The most rows of dY for which a GPU takes libnf4's own dY W; -1: for none. own: the weight
-    has a codebook of its own."""
+def _fused_rows(
+    spec: Spec, dtype: torch.dtype, own: bool, rank: int, capability: int
+) -> tuple[int, int]:
+    """The most rows of dY for which a GPU takes libnf4's own dY W, and for which it does where
+    _adapted_pays; -1: for none. own: the weight has a codebook of its own."""
     if dtype not in (torch.bfloat16, torch.float16) or spec.rows % 8 != 0 or capability < 9:
-        return -1
+        return -1, -1
     skinny = spec.cols % 256 == 0 and spec.blocksize == 64 and not own
     wgmma = capability == 9 and spec.cols % 64 == 0 and spec.blocksize >= 64
     if own and (dtype == torch.bfloat16 or spec.rows % 128 != 0):
         wgmma = False
-    return _FUSED_ROWS_HOPPER if wgmma else _FUSED_ROWS_SKINNY if skinny else -1
+    if not wgmma:
+        return (_FUSED_ROWS_SKINNY if skinny else -1), -1
+    return _FUSED_ROWS_HOPPER, (_FUSED_ROWS_ADAPTED if rank in _ADAPTED_RANKS else -1)
 
 
 def uses_fused_grad(grad_y: Tensor, weight: Parts, rank: int = 0) -> bool:
     """Is libnf4's own dY W, which makes no dense weight, at least as fast as dequantize and
     torch's product? rank: of an adapter, whose products libnf4 makes beside it."""
-    if type(weight) is not WeightParts:
+    if type(weight) is not WeightParts or grad_y.dim() == 0:
         return False
     spec = weight.spec
     m = grad_y.numel() // max(spec.rows, 1)
@@ -157,12 +159,9 @@ def uses_fused_grad(grad_y: Tensor, weight: Parts, rank: int = 0) -> bool:
     if not grad_y.is_cuda:
         rows = _FUSED_ROWS_AMX if _has_amx() else _FUSED_ROWS_CPU
         return grad_y.dtype != torch.bfloat16 or m <= rows
-    device = grad_y.device
-    own = weight.codebook is not None
-    most = _fused_rows(spec, grad_y.dtype, own, _capability(device))
-    if m <= most:
-        return True
-    return most == _FUSED_ROWS_HOPPER and _adapted_pays(m, spec.cols, rank, device)
+    device, own = grad_y.device, weight.codebook is not None
+    most, adapted = _fused_rows(spec, grad_y.dtype, own, rank, _capability(device))
+    return m <= most or (m <= adapted and _adapted_pays(m, spec.cols, device))
 
 
 # Of lora_grad's kernels for tensor cores; of more ranks they read x and dY more than once.

@@ -158,16 +158,16 @@ class _Linear(_private.Function):
 
 @_private.call_backward_directly
 class _Recorded(_private.Function):
-    """Gives y, which is x W^T + bias already, its gradients. `made`: y and the weight. Of that
-    `packed` alone is saved, so that torch names a write to it before the backward pass: to save
-    the others takes as long as all else here."""
+    """Gives y, which is x W^T + bias already, its gradients. `made`: y and the weight. Of its parts
+    `packed` alone is saved: to save the others takes as long as all else here."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, made: tuple[Tensor, Parts]) -> Tensor:
         y, weight = made
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(weight[0])
-        ctx.kind, ctx.beside_packed = type(weight), weight[1:]
+            ctx.kind, ctx.beside_packed = type(weight), weight[1:]
+            ctx.versions = _fast.versions(ctx.beside_packed)
         return y
 
     @staticmethod
@@ -175,7 +175,13 @@ class _Recorded(_private.Function):
         of_x, of_bias, _ = ctx.needs_input_grad
         grad_x = None
         if of_x:
-            weight = tuple.__new__(ctx.kind, (*ctx.saved_tensors, *ctx.beside_packed))
+            beside = ctx.beside_packed
+            if _fast.versions(beside) != ctx.versions:
+                raise RuntimeError(
+                    "a scale or the codebook of a 4-bit weight, which is needed for gradient "
+                    "computation, has been modified by an inplace operation"
+                )
+            weight = tuple.__new__(ctx.kind, (*ctx.saved_tensors, *beside))
             grad_x = linear_grad(grad_y, weight)
         return grad_x, grad_of_bias(grad_y) if of_bias else None, None
 
