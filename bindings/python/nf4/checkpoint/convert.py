@@ -94,15 +94,14 @@ def quantize_checkpoint(
     Raises FormatError, OptionError, OutputRefused, OSError and nf4.Error; the destination is then
     unchanged.
     """
-    started = time.perf_counter()
     with Checkpoint(source) as checkpoint:
         target = output_target(checkpoint, destination, replace)
         existing_quantization(checkpoint)
         found = survey(checkpoint)
         found.require_sound()
-        choosing = time.perf_counter()
+        began = time.perf_counter()
         rules, chosen_by = choose_rules(checkpoint.config, found, options.skip, options.only)
-        chosen = time.perf_counter()
+        choice_seconds = time.perf_counter() - began
         stacks, warnings = stacks_of(found.dense, rules, options, chosen_by)
         reasons = dense_reasons(found.dense, rules, options)
         if options.format == "int4":
@@ -126,12 +125,11 @@ def quantize_checkpoint(
         quantized = [step for all in steps.values() for step in all if isinstance(step, kinds)]
         config = _quantized_config(checkpoint, found, quantized, rules, options)
         result = write_checkpoint(checkpoint, steps, config, target, progress)
-        result.chosen_by, result.choice_seconds = chosen_by, chosen - choosing
+        result.chosen_by, result.choice_seconds = chosen_by, choice_seconds
         result.already = len(found.weights)
         result.warnings += warnings if problem is None else [*warnings, problem]
         matrices = (n for n, info in found.dense.items() if is_matrix(info) and n not in taken)
         result.left_dense = dict(Counter(reason for name in matrices if (reason := reasons[name])))
-        result.seconds = time.perf_counter() - started
         return result
 
 

@@ -44,7 +44,6 @@ def write_checkpoint(
     """Write the steps of each file, and the rest of a directory with `config` as its config.json.
     FormatError if the source changed meanwhile."""
     result = Result()
-    started = time.perf_counter()
     if isinstance(target, FileTarget):
         (only,) = steps
         source = checkpoint.files[only]
@@ -61,7 +60,7 @@ def write_checkpoint(
             _write_directory(path, checkpoint, steps, config, result, progress)
             copy_side_files(checkpoint.directory, path, copied)
             checkpoint.check_unchanged()
-    result.seconds = time.perf_counter() - started
+    result.seconds = time.perf_counter() - checkpoint.opened
     return result
 
 

@@ -136,10 +136,11 @@ def group_size_problem(
     if not left:
         return None
     divisor = math.gcd(*cols.values())
-    fit = [size for size in (64, 32, 16, 8) if size < options.group_size and divisor % size == 0]
+    sizes = (size for size in (64, 32, 16, 8) if size < options.group_size)
+    fit = next((size for size in sizes if divisor % size == 0), -1)
     return (
         f"the group size {options.group_size} leaves {len(left)} of {len(cols)} matrices dense, as "
-        f"it does not divide their columns; a group size of {fit[0] if fit else -1} leaves none"
+        f"it does not divide their columns; a group size of {fit} leaves none"
     )
 
 

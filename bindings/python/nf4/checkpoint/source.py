@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ class Checkpoint(Closing):
     files         file name -> SafetensorsFile, in the order of their names
     owner         tensor name -> the SafetensorsFile that holds it
     config        config.json beside the weights of a directory, else {}
+    opened        time.perf_counter() when its opening began
 
     Raises FormatError for a broken file, OSError for one that cannot be read. With a list for
     `faults`, what is wrong with single shards goes there instead, and the rest is opened. With
@@ -72,6 +74,7 @@ class Checkpoint(Closing):
         *,
         shards: Sequence[str] | None = None,
     ):
+        self.opened = time.perf_counter()
         self.path = os.fspath(path)
         self._faults = faults
         self.directory: str | None = None

@@ -343,15 +343,14 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     if not torch.compiler.is_dynamo_compiling() and type(x) is Tensor and _private.is_idle():
         if _private.any_autocast():
             x, bias = cast(x, bias)
-        y = _fast.linear(x, bias, weight)  # a frozen one
-        records = torch.is_grad_enabled()
-        if y is None and records:
-            require_frozen(weight)
-        if records and _private.any_requires_grad(x, bias):
-            if y is None:
-                return _Linear.apply(x, bias, weight, _linear_idle)
-            return _Recorded.apply(x, bias, (y, weight))
-        return _general_idle(x, bias, weight) if y is None else y
+        records, y = torch.is_grad_enabled(), _fast.linear(x, bias, weight)
+        if y is not None:  # of a weight that requires no grad
+            if records and _private.any_requires_grad(x, bias):
+                return _Recorded.apply(x, bias, (y, weight))
+            return y
+        if records and _private.any_requires_grad(x, bias, *weight):
+            return _Linear.apply(x, bias, weight, _general_idle)
+        return _general_idle(x, bias, weight)
     return OPERATORS[type(weight)].linear(x, bias, *weight.arguments())
 
 

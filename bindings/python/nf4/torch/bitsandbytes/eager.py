@@ -55,6 +55,7 @@ def _plain(packed: Tensor) -> Tensor:
 
 
 def _kept(packed: Tensor, weight: tuple[Any, ...]) -> WeightParts:
+    """The weight whose fields these are, for the backward pass."""
     return tuple.__new__(WeightParts, (_plain(packed), *weight[1:]))
 
 
@@ -64,8 +65,7 @@ def _dense(weight: WeightParts, dtype: torch.dtype, like: Tensor) -> Tensor:
         dense = _kernels.new_dense(*weight.spec[:2], dtype, like.device)
         if _fast.dequantize(dense, weight):
             return dense
-    parts = WeightParts(as_bytes(weight.packed), *weight[1:]).with_float_scales()
-    return _operators.dequantize(parts, dtype)
+    return _operators.dequantize(weight.with_float_scales(), dtype)
 
 
 def _fused_grad(grad_y: Tensor, weight: WeightParts) -> Tensor | None:
