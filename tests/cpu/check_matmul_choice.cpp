@@ -113,7 +113,7 @@ TEST_CASE("a choice beside an adapter's product: for all multiprocessors, or for
     problem.x_stride = 4096;
     const cuda::GradProblem transposed = cuda::transposed(problem);
     cuda::MatmulChoice choice{cuda::kMma64x64, {}};
-    cuda::choose_wgmma(transposed, gpu, model, choice);
+    cuda::choose_wgmma(transposed, gpu, model, {}, choice);
     cuda::choose_beside_lora(transposed, ctas, cycles, gpu, model, {}, choice);
     return choice.plan.clusters;
   };

@@ -213,6 +213,42 @@ bool has_kernel(int config, bool gradient) {
   return has(*runnable_families()[0], config, compute_capability());
 }
 
+// Of x, of what it is multiplied by, and of the adapter.
+struct SizeBesideWgmma {
+  int64_t rows, cols, m;
+  int rank;
+};
+
+// A wgmma kernel with an adapter, whose x A^T another kernel makes, by dtypes, factors' dtypes and
+// sizes, of a product and of a gradient: check_kernel(rng, test, adapter) checks which one makes
+// it. Random numbers are those of the seeds after `number`.
+template <size_t Count, class CheckKernel>
+void check_beside_wgmma(uint64_t number, const SizeBesideWgmma (&sizes)[Count],
+                        CheckKernel check_kernel) {
+  const Stream stream;
+  for (const bool gradient : {false, true})
+    for (const nf4_dtype dtype : {NF4_DTYPE_FP16, NF4_DTYPE_BF16})
+      for (const nf4_dtype factors : {dtype, NF4_DTYPE_FP32})
+        for (const auto &[rows, cols, m, rank] : sizes) {
+          if (m > 10000 && dtype != NF4_DTYPE_BF16) continue;
+          if (m > 2000 && few_shapes()) continue;
+          Rng rng(++number);
+          const MatmulShape shape = gradient ? MatmulShape{cols, rows / 64 * 64, m, true}
+                                             : MatmulShape{rows, cols / 64 * 64, m};
+          MatmulCase test = plain_matmul_case(rng, {dtype, 64, rng.one_in(2)}, shape);
+          repeat_rows(test, rng, 8);
+          const HostAdapter adapter =
+              random_adapter(rng, test, factors, gradient ? rank : rank - 3, false);
+          INFO(describe(test, number) << ", rank " << adapter.rank << " of dtype " << factors);
+          MatmulCounts counts;
+          const int config = cuda::config_named(m > 200 ? "wgmma_256x128" : "wgmma_64x128");
+          check_lora(test, adapter, rng, stream, counts, {config, config + 1});
+          if (!has_kernel(config, gradient)) continue;
+          CHECK(counts[runnable_families()[0]][config] > 0);
+          check_kernel(rng, test, adapter);
+        }
+}
+
 }  // namespace
 
 TEST_CASE("every kernel adds an adapter", "[cuda][matmul][lora]") {
@@ -266,67 +302,24 @@ TEST_CASE("every kernel of the gradient adds an adapter", "[cuda][matmul][lora]"
 // too, fewer columns than warps take, ranks past the adapter's, and CTAs of the wgmma kernel that
 // start late.
 TEST_CASE("x A^T beside a wgmma kernel", "[cuda][matmul][lora]") {
-  const Stream stream;
-  const struct {
-    int64_t rows, cols, m;
-    int rank;
-  } sizes[] = {{128, 1096, 250, 16}, {136, 1160, 530, 8}, {128, 200, 17, 16}, {264, 2120, 1100, 8}};
-  uint64_t number = 0xbe00000;
-  for (const bool gradient : {false, true})
-    for (const nf4_dtype dtype : {NF4_DTYPE_FP16, NF4_DTYPE_BF16})
-      for (const nf4_dtype factors : {dtype, NF4_DTYPE_FP32})
-        for (const auto &[rows, cols, m, rank] : sizes) {
-          Rng rng(++number);
-          const MatmulShape shape = gradient ? MatmulShape{cols, rows / 64 * 64, m, true}
-                                             : MatmulShape{rows, cols / 64 * 64, m};
-          MatmulCase test = plain_matmul_case(rng, {dtype, 64, rng.one_in(2)}, shape);
-          repeat_rows(test, rng, 8);
-          const HostAdapter adapter =
-              random_adapter(rng, test, factors, gradient ? rank : rank - 3, false);
-          INFO(describe(test, number) << ", rank " << adapter.rank << " of dtype " << factors);
-          MatmulCounts counts;
-          const int config = cuda::config_named(m > 200 ? "wgmma_256x128" : "wgmma_64x128");
-          check_lora(test, adapter, rng, stream, counts, {config, config + 1});
-          if (!has_kernel(config, gradient)) continue;
-          CHECK(counts[runnable_families()[0]][config] > 0);
-          CHECK(persistent_ctas(rng, test, adapter) == (m > 1024 ? 8 : 4));
-        }
+  constexpr SizeBesideWgmma sizes[] = {
+      {128, 1096, 250, 16}, {136, 1160, 530, 8}, {128, 200, 17, 16}, {264, 2120, 1100, 8}};
+  check_beside_wgmma(0xbe00000, sizes, [](Rng &rng, const MatmulCase &test, const auto &adapter) {
+    CHECK(persistent_ctas(rng, test, adapter) == (test.m > 1024 ? 8 : 4));
+  });
 }
 
 // x A^T of more than 16 ranks: clusters of 8 CTAs to 1, chunks of ranks, tails of x, columns, ranks
 // and in the gradient of the factor's rows.
 TEST_CASE("x A^T of many ranks", "[cuda][matmul][lora]") {
-  const Stream stream;
-  const struct {
-    int64_t rows, cols, m;
-    int rank;
-  } sizes[] = {{128, 4168, 70, 64},
-               {136, 1160, 530, 128},
-               {128, 200, 17, 24},
-               {64, 1096, 2200, 40},
-               {64, 264, 17000, 32}};
-  uint64_t number = 0xbf00000;
-  for (const bool gradient : {false, true})
-    for (const nf4_dtype dtype : {NF4_DTYPE_FP16, NF4_DTYPE_BF16})
-      for (const nf4_dtype factors : {dtype, NF4_DTYPE_FP32})
-        for (const auto &[rows, cols, m, rank] : sizes) {
-          if (m > 10000 && dtype != NF4_DTYPE_BF16) continue;
-          if (m > 1000 && few_shapes()) continue;
-          Rng rng(++number);
-          const MatmulShape shape = gradient ? MatmulShape{cols, rows / 64 * 64, m, true}
-                                             : MatmulShape{rows, cols / 64 * 64, m};
-          MatmulCase test = plain_matmul_case(rng, {dtype, 64, rng.one_in(2)}, shape);
-          repeat_rows(test, rng, 8);
-          const HostAdapter adapter =
-              random_adapter(rng, test, factors, gradient ? rank : rank - 3, false);
-          INFO(describe(test, number) << ", rank " << adapter.rank << " of dtype " << factors);
-          MatmulCounts counts;
-          const int config = cuda::config_named(m > 200 ? "wgmma_256x128" : "wgmma_64x128");
-          check_lora(test, adapter, rng, stream, counts, {config, config + 1});
-          if (!has_kernel(config, gradient)) continue;
-          CHECK(counts[runnable_families()[0]][config] > 0);
-          CHECK(has_wide_kernel(rng, test, adapter));
-        }
+  constexpr SizeBesideWgmma sizes[] = {{128, 4168, 70, 64},
+                                       {136, 1160, 530, 128},
+                                       {128, 200, 17, 24},
+                                       {64, 1096, 2200, 40},
+                                       {64, 264, 17000, 32}};
+  check_beside_wgmma(0xbf00000, sizes, [](Rng &rng, const MatmulCase &test, const auto &adapter) {
+    CHECK(has_wide_kernel(rng, test, adapter));
+  });
 }
 
 // x A^T by the first CTAs of a skinny kernel: as many as share the columns, and two and four times

@@ -99,7 +99,7 @@ GroupedCase random_grouped_case(Rng &rng, const CaseClass &kind, const GroupedSh
   test.all =
       plain ? plain_matmul_case(rng, kind, of_all)
             : random_matmul_case(rng, kind, random_codebook_kind(rng), of_all, rng.pick(kKinds));
-  test.y_stride = shape.n + (rng.one_in(2) ? 0 : rng.below(40));
+  test.y_stride = row_stride(rng, shape.n);
   test.bias_stride = shape.n + (rng.one_in(2) ? 0 : rng.below(9));
   const int item = dtype_bytes(kind.dtype);
   if (!test.all.bias.empty() && shape.experts * shape.n != 0) {

@@ -168,7 +168,7 @@ struct Product {
           (Kind::kGradient ? rows.shape.n : rows.shape.k) + rng.below(3) * 8),
         bias(rng, dtype, rows.shape.experts, rows.shape.n, rows.shape.n + rng.below(5)),
         y_cols(Kind::kGradient ? rows.shape.k : rows.shape.n),
-        y_stride(y_cols + (rng.one_in(2) ? 0 : rng.below(40))),
+        y_stride(row_stride(rng, y_cols)),
         has_bias(!Kind::kGradient && rng.one_in(2)) {}
 
   // Of a row that has an expert.

@@ -40,9 +40,8 @@ template <class Host>
 void add_operands(Rng &rng, MatmulCaseOf<Host> &test, int64_t m, XKind x) {
   const int64_t rows = test.y_columns(), cols = test.x_columns();
   test.m = m;
-  test.x_stride = cols + (rng.one_in(2) ? 0 : rng.below(40));
-  if (cols % 8 == 0 && rng.one_in(2)) test.x_stride = test.x_stride / 8 * 8;
-  test.y_stride = rows + (rng.one_in(2) ? 0 : rng.below(40));
+  test.x_stride = row_stride(rng, cols);
+  test.y_stride = row_stride(rng, rows);
   test.x.assign(matrix_bytes(test.m, cols, test.x_stride, test.dtype), 0xff);
   for (int64_t row = 0; row < test.m; ++row) {
     const bool not_finite = rng.one_in(3);
@@ -83,6 +82,11 @@ nf4_matmul_args MatmulCaseOf<Host>::args(const void *x_address, const void *bias
   args.y = y;
   args.y_stride = y_stride;
   return args;
+}
+
+int64_t row_stride(Rng &rng, int64_t cols) {
+  const int64_t stride = cols + (rng.one_in(2) ? 0 : rng.below(40));
+  return cols % 8 == 0 && rng.one_in(2) ? stride / 8 * 8 : stride;
 }
 
 MatmulShape random_matmul_shape(Rng &rng) {

@@ -47,6 +47,10 @@ MatmulShape random_matmul_shape(Rng &rng);
 MatmulCase random_matmul_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
                               const MatmulShape &shape, XKind x);
 
+// Elements from one row of `cols` to the next, with padding or without: of rows of whole vectors of
+// eight, half keep them so.
+int64_t row_stride(Rng &rng, int64_t cols);
+
 // NF4 with scales of about 1, so that errors by norm mean something, and rows of x that vectors
 // can load: what every kernel takes, where its columns suit it.
 MatmulCase plain_matmul_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape);

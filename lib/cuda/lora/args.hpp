@@ -23,7 +23,8 @@ struct LoraTerm {
   bool b_vectors;      // b's rows load as vectors of eight
 };
 
-struct LoraProductArgs {
+// What every kernel that multiplies x by a factor gets: what it reads, and where the product goes.
+struct LoraProductOperands {
   const void *x;
   int64_t x_stride;
   int64_t m;
@@ -31,9 +32,12 @@ struct LoraProductArgs {
   LoraFactor in;  // A, or in the gradient the transpose of B
   float scale;
   int rank;
-  int stride;      // of scaled and out_copy
-  void *product;   // [m][rank], or NULL
-  void *scaled;    // [m][stride], times the scale; zeros past the rank
+  int stride;     // of `scaled`: whole sixteens of ranks
+  void *product;  // [m][rank], or NULL
+  void *scaled;   // [m][stride], times the scale; zeros past the rank
+};
+
+struct LoraProductArgs : LoraProductOperands {
   LoraFactor out;  // B, or in the gradient the transpose of A: copied for TMA
   void *out_copy;  // [lora_copy_rows()][stride] in x's dtype, zeros past the rank; or NULL
   int64_t out_rows;

@@ -40,20 +40,10 @@ constexpr int64_t shared_lora_bytes(int64_t m, int stride) {
   return stride == 0 ? 0 : 16 + m * (stride + kLoraPadding) * 4;
 }
 
-struct LoraCtaArgs {
-  const void *x;
-  int64_t x_stride;
-  int64_t m;
-  int64_t cols;
-  LoraFactor in;  // A
-  float scale;
-  int rank;
-  int stride;          // of a row of the product: whole sixteens of ranks
-  int ctas;            // 0: lora_product makes the product
-  const void *scaled;  // what it makes: [m][stride]
-  void *product;       // [m][rank], or NULL
-  float *parts;        // [part of the columns][m][stride]
-  uint64_t *flags;     // [weight CTA][lora CTA]: the signature, once the lora CTA's parts are there
+struct LoraCtaArgs : LoraProductOperands {
+  int ctas;         // 0: lora_product has made the product, in `scaled`; else that is unused
+  float *parts;     // [part of the columns][m][stride]
+  uint64_t *flags;  // [weight CTA][lora CTA]: the signature, once the lora CTA's parts are there
   uint64_t signature;
 };
 

@@ -33,9 +33,8 @@ bool has_a_vectors(const LoraProblem &problem) {
          has_vectors(lora.a, lora.a_stride, lora.dtype);
 }
 
-LoraProductArgs product_args(const LoraProblem &problem, void *workspace, bool tma) {
+void set_operands(const LoraProblem &problem, void *workspace, LoraProductOperands &args) {
   const Lora &lora = problem.lora;
-  LoraProductArgs args{};
   args.x = problem.x;
   args.x_stride = problem.x_stride;
   args.m = problem.m;
@@ -46,6 +45,11 @@ LoraProductArgs product_args(const LoraProblem &problem, void *workspace, bool t
   args.stride = static_cast<int>(lora_stride(lora));
   args.product = lora.product;
   args.scaled = workspace;
+}
+
+LoraProductArgs product_args(const LoraProblem &problem, void *workspace, bool tma) {
+  LoraProductArgs args{};
+  set_operands(problem, workspace, args);
   args.out = problem.out;
   args.out_rows = problem.rows;
   args.permuted = problem.gradient;
@@ -108,17 +112,8 @@ LoraCtaArgs lora_cta_args(const LoraProblem &problem, void *workspace) {
   if (lora.rank == 0) return {};
   auto *const flags = static_cast<uint64_t *>(workspace);
   LoraCtaArgs args{};
-  args.x = problem.x;
-  args.x_stride = problem.x_stride;
-  args.m = problem.m;
-  args.cols = problem.cols;
-  args.in = problem.in;
-  args.scale = lora.scale;
-  args.rank = lora.rank;
-  args.stride = static_cast<int>(lora_stride(lora));
+  set_operands(problem, workspace, args);
   args.ctas = has_lora_ctas(problem) ? lora_ctas(lora, problem.cols) : 0;
-  args.scaled = workspace;
-  args.product = lora.product;
   args.parts = reinterpret_cast<float *>(flags + lora_flags(lora, problem.rows));
   args.flags = flags;
   args.signature = next_signature();

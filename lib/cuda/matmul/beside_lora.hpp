@@ -31,10 +31,7 @@ void choose_beside_lora(const Problem &problem, int ctas, double cycles, GpuFact
   if (delay == 0) return;
   leave_multiprocessors(ctas, gpu);
   MatmulChoice left{kMma64x64, {}};
-  if (!forced)
-    choose_wgmma(problem, gpu, model, left);
-  else if (wgmma_can_run(problem, gpu, *forced))
-    left = {*forced, plan_wgmma(size_of(problem), gpu, model, *forced)};
+  choose_wgmma(problem, gpu, model, forced, left);
   if (is_wgmma(left.config) && left.plan.cycles < choice.plan.cycles + delay) choice = left;
 }
 

@@ -167,12 +167,12 @@ int choose_skinny(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const 
 
 template <class W>
 void choose_wgmma(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const CostModel &model,
-                  MatmulChoice &choice) {
+                  std::optional<int> forced, MatmulChoice &choice) {
   double least = std::numeric_limits<double>::infinity();
   if (choice.config == kSkinny16)
     least = model.skinny16_margin * skinny16_cycles(problem.weight, gpu, model);
   for (int config = kFirstWgmma; config < kMatmulConfigCount; ++config) {
-    if (!wgmma_can_run(problem, gpu, config)) continue;
+    if (config != forced.value_or(config) || !wgmma_can_run(problem, gpu, config)) continue;
     const WgmmaPlan plan = plan_wgmma(size_of(problem), gpu, model, config);
     if (plan.cycles >= least) continue;
     least = plan.cycles;
@@ -183,10 +183,10 @@ void choose_wgmma(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const 
 template int choose_skinny(const MatmulProblem &, const GpuFacts &, const CostModel &);
 template int choose_skinny(const Int4MatmulProblem &, const GpuFacts &, const CostModel &);
 template void choose_wgmma(const MatmulProblem &, const GpuFacts &, const CostModel &,
-                           MatmulChoice &);
+                           std::optional<int>, MatmulChoice &);
 template void choose_wgmma(const Int4MatmulProblem &, const GpuFacts &, const CostModel &,
-                           MatmulChoice &);
+                           std::optional<int>, MatmulChoice &);
 template void choose_wgmma(const GradProblem &, const GpuFacts &, const CostModel &,
-                           MatmulChoice &);
+                           std::optional<int>, MatmulChoice &);
 
 }  // namespace nf4::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/cost_model.hpp"
@@ -76,10 +77,10 @@ WgmmaPlan plan_wgmma(const MatmulSize &size, const GpuFacts &gpu, const CostMode
                      int config);
 
 // The wgmma configuration of the least estimated time, of those that can run the problem. `choice`
-// stays if there is none, or if it is kSkinny16 and that takes less.
+// stays if there is none, or if it is kSkinny16 and that takes less. `forced`: of this one alone.
 template <class W>
 void choose_wgmma(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const CostModel &model,
-                  MatmulChoice &choice);
+                  std::optional<int> forced, MatmulChoice &choice);
 
 // Leaves multiprocessors, of one group, to a kernel that runs beside wgmma kernels.
 void leave_multiprocessors(int count, GpuFacts &gpu);
@@ -95,7 +96,7 @@ auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostM
       problem.dtype == NF4_DTYPE_FP32)
     return Error{};
   if (const Error error = load(gpu)) return error;
-  choose_wgmma(problem, gpu, model, choice);
+  choose_wgmma(problem, gpu, model, {}, choice);
   return Error{};
 }
 

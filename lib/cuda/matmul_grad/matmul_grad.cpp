@@ -52,11 +52,7 @@ cudaError_t choose(const MatmulTarget &target, const GradProblem &problem, Matmu
   if (forced_config && !is_wgmma(*forced_config)) return cudaSuccess;
   if (const cudaError_t error = load_wgmma_kernels(target.device, problem.weight, gpu))
     return error;
-  if (!forced_config) {
-    choose_wgmma(problem, gpu, model, choice);
-  } else if (wgmma_can_run(problem, gpu, *forced_config)) {
-    choice = {*forced_config, plan_wgmma(size_of(problem), gpu, model, *forced_config)};
-  }
+  choose_wgmma(problem, gpu, model, forced_config, choice);
   if (problem.lora.rank == 0) return cudaSuccess;
   const LoraPlan lora = plan_lora(target.device, LoraProblem(problem));
   choose_beside_lora(problem, lora.persistent_ctas, lora.cycles, gpu, model, forced_config, choice);

@@ -123,8 +123,9 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
         f"One {bench['device']}, {bench['date']}, bf16, NF4 with double quantization, GPTQ in "
         "groups of 128, CUDA graphs. M is the rows of x. The roofline is a kernel that moves the "
         "same bytes and does nothing else, the fastest of some; dense is torch.nn.Linear (cuBLAS), "
-        "of experts grouped_mm, in bf16; Humming is a library of W4A16 kernels. Under "
-        "bitsandbytes, dense and Humming: their time over libnf4's, for quantize in eager calls.",
+        "of experts grouped_mm, in bf16; Humming is a library of W4A16 kernels (4-bit weights, "
+        "16-bit activations). Under bitsandbytes, dense and Humming: their time over libnf4's, for "
+        "quantize in eager calls.",
         README.markdown(found),
         " ".join(last),
     ])  # fmt: skip

@@ -40,18 +40,10 @@ class Epilogue {
       return store_cluster(scheduler, work, limits, all);
     }
     const int count = static_cast<int>(min(limits.m - work.m, int64_t{Tile::kTileM}));
-    const Bias bias(scheduler, args_.matmul, work.n + lane_row<Layout>(), limits.n);
-#pragma unroll
-    for (int m = 0; m < Tile::kTileM; m += kSubtileM) {
-      if constexpr (Scheduler::kReadsMemory)
-        if (m >= count) return;
-      float sums[kSubtileM / 2];
-#pragma unroll
-      for (int i = 0; i < kSubtileM / 2; ++i)
-        sums[i] = m / 2 + i < Tile::kTileM / 2 ? all[m / 2 + i] : 0.0f;
-      store_subtile(scheduler, work.n + lane_row<Layout>(), limits.n, work.m + m, count - m, bias,
-                    sums);
-    }
+    if constexpr (kHasWholeTiles && !Scheduler::kReadsMemory)
+      if (args_.y_vectors && count == Tile::kTileM && work.n + Tile::kTileN <= limits.n)
+        return store_tile<true>(scheduler, work, limits, Tile::kTileM, all);
+    store_tile<false>(scheduler, work, limits, count, all);
   }
 
  private:
@@ -62,6 +54,11 @@ class Epilogue {
   static constexpr int kStoreWarps = Tile::kTileM > 64 ? 4 : Layout::kWarpPairs ? 2 : 1;
   static constexpr int kChunks = 2 * kStoreWarps;  // 16 bytes of y each
   static constexpr int kSubtileM = SharedLayout<Tile>::kSubtileBytes / 32;
+  static constexpr int kHalfM = kSubtileM / 2;  // rows of x that are stored at once
+  static_assert(kHalfM == 32 * kStoreWarps / kChunks);
+  // Code of its own for tiles of which all of y exists and vectors store it, with no branch around
+  // a store. Narrow tiles gain nothing, and those of experts are seldom whole.
+  static constexpr bool kHasWholeTiles = Tile::kTileM > 128;
 
   struct Limits {
     int64_t m;
@@ -84,6 +81,64 @@ class Epilogue {
     }
   };
 
+  // Where this thread stores: eight neighbours of one row in each half of a subtile.
+  class Output {
+   public:
+    // From row m of x on, of the rows of the weight from n on that end at n_end.
+    template <class Scheduler>
+    __device__ __forceinline__ Output(const Scheduler &scheduler, const typename Tile::Args &args,
+                                      int n, int64_t n_end, int m)
+        : stride_(args.matmul.y_stride) {
+      const int thread = static_cast<int>(threadIdx.x % (32 * kStoreWarps));
+      const int first =
+          n + consumer_thread() / 32 / kStoreWarps * kStoreWarps * 16 + thread % kChunks * 8;
+      elements_ = static_cast<int>(min(n_end - first, int64_t{8}));
+      vectors_ = args.y_vectors && elements_ == 8;
+      y_ = static_cast<T *>(args.matmul.y) + scheduler.y_offset() +
+           (m + thread / kChunks) * stride_ + first;
+    }
+
+    // All eight, or as many as exist.
+    template <bool kWhole>
+    __device__ __forceinline__ void store(const uint4 &values) const {
+      if (kWhole || vectors_) {
+        *reinterpret_cast<uint4 *>(y_) = values;
+        return;
+      }
+      const uint32_t words[] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const auto bits = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+        if (i < elements_) reinterpret_cast<uint16_t *>(y_)[i] = bits;
+      }
+    }
+    __device__ __forceinline__ void advance() { y_ += kHalfM * stride_; }
+
+   private:
+    T *y_;
+    const int64_t stride_;
+    int elements_;
+    bool vectors_;
+  };
+
+  // Of `count` rows of x; `kWhole`: of all, by whole rows of y that vectors can store.
+  template <bool kWhole, class Scheduler>
+  __device__ __forceinline__ void store_tile(const Scheduler &scheduler, const WorkTile &work,
+                                             const Limits &limits, int count,
+                                             const typename Tile::Accumulators &all) {
+    const Bias bias(scheduler, args_.matmul, work.n + lane_row<Layout>(), limits.n);
+    Output y(scheduler, args_, work.n, limits.n, work.m);
+#pragma unroll
+    for (int m = 0; m < Tile::kTileM; m += kSubtileM) {
+      if (!kWhole && m >= count) return;
+      float sums[kSubtileM / 2];
+#pragma unroll
+      for (int i = 0; i < kSubtileM / 2; ++i)
+        sums[i] = m / 2 + i < Tile::kTileM / 2 ? all[m / 2 + i] : 0.0f;
+      store_subtile<kWhole>(scheduler, work.m + m, count - m, bias, sums, y);
+    }
+  }
+
   // Each CTA stores its share of the cluster's tile.
   template <class Scheduler>
   __device__ __forceinline__ void store_cluster(const Scheduler &scheduler, const WorkTile &work,
@@ -95,12 +150,13 @@ class Epilogue {
     const int count =
         static_cast<int>(min(int64_t{reduction.columns()} * 8, limits.m - work.m - first * 8));
     const Bias bias(scheduler, args_.matmul, work.n + lane_row<Layout>(), limits.n);
+    Output y(scheduler, args_, work.n, limits.n, work.m + first * 8);
     for (int column = 0; column < reduction.columns(); column += kSubtileM / 8) {
       reduction.wait(column);
       float sums[kSubtileM / 2] = {};
       reduction.template reduce<kSubtileM / 8>(column, sums);
-      store_subtile(scheduler, work.n + lane_row<Layout>(), limits.n, work.m + (first + column) * 8,
-                    count - column * 8, bias, sums);
+      store_subtile<false>(scheduler, work.m + (first + column) * 8, count - column * 8, bias, sums,
+                           y);
     }
   }
 
@@ -122,47 +178,51 @@ class Epilogue {
            column += Reduction::kColumns) {
         float sums[kSubtileM / 2] = {};
         reduction.reduce(slice, column, sums);
-        store_subtile(scheduler, work.n + lane_row<Layout>(), limits.n, work.m + column * 8,
-                      min(count, end * 8) - column * 8, bias, sums);
+        Output y(scheduler, args_, work.n, limits.n, work.m + column * 8);
+        store_subtile<false>(scheduler, work.m + column * 8,
+                             min(Reduction::kColumns * 8, min(count, end * 8) - column * 8), bias,
+                             sums, y);
       }
     }
     reduction.finish();
   }
 
-  // y of kStoreWarps warps' rows of the weight, this lane's from `row` on, by kSubtileM rows of x
-  // of which `count` exist.
-  template <class Scheduler>
-  __device__ __forceinline__ void store_subtile(const Scheduler &scheduler, int row, int64_t n_end,
-                                                int m, int count, const Bias &bias,
-                                                const float (&sums)[kSubtileM / 2]) {
+  // y of kStoreWarps warps' rows of the weight by kSubtileM rows of x from m on, of which `count`
+  // exist. The halves take turns, so that one barrier a half does: what a thread overwrites, all
+  // have read before the barrier of the other half.
+  template <bool kWhole, class Scheduler>
+  __device__ __forceinline__ void store_subtile(const Scheduler &scheduler, int m, int count,
+                                                const Bias &bias,
+                                                const float (&sums)[kSubtileM / 2], Output &y) {
     if (count <= 0) return;
-    const int warp = consumer_thread() / 32 % kStoreWarps;
-    sync_subtile();
+    const int thread = static_cast<int>(threadIdx.x % (32 * kStoreWarps));
 #pragma unroll
-    for (int part = 0; part < kSubtileM / 16; ++part) {
-      uint32_t packed[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float *const pair = sums + part * 8 + 2 * i;
-        const int own = m + part * 16 + i / 2 * 8 + lane_index() % 4 * 2;
-        packed[i] =
-            pack_pair(T{}, __fmaf_rn(pair[0], unit_, bias.values[i % 2]) * scheduler.row_scale(own),
-                      __fmaf_rn(pair[1], unit_, bias.values[i % 2]) * scheduler.row_scale(own + 1));
-      }
-      stmatrix_x4_trans(chunk(part * 16 + lane_index() / 16 * 8 + lane_index() % 8,
-                              warp * 2 + lane_index() / 8 % 2),
-                        packed);
+    for (int half = 0; half < 2; ++half) {
+      const int first = half * kHalfM, i = first + thread / kChunks;
+      __syncwarp();  // lanes may have stored different numbers of elements
+      if (first < count) pack_half(scheduler, half, m + first, bias, sums + first / 2);
+      sync_subtile();
+      if (i < count) y.template store<kWhole>(neighbours(i, thread % kChunks));
+      y.advance();
     }
-    sync_subtile();
-    const int thread = static_cast<int>(threadIdx.x % (32 * kStoreWarps)), which = thread % kChunks;
-    const int first = row - Layout::lane_row(lane_index()) - warp * 16 + which * 8;
+  }
+
+  // Into the subtile, y of kHalfM rows of x from m on.
+  template <class Scheduler>
+  __device__ __forceinline__ void pack_half(const Scheduler &scheduler, int half, int m,
+                                            const Bias &bias, const float *sums) {
+    uint32_t packed[4];
 #pragma unroll
-    for (int part = 0; part < kSubtileM / 16; ++part) {
-      const int i = part * 16 + thread / kChunks;
-      const uint4 values = neighbours(i, which);
-      if (i < count)
-        store_row(scheduler.y_offset() + (m + i) * args_.matmul.y_stride, first, n_end, values);
+    for (int i = 0; i < 4; ++i) {
+      const float *const pair = sums + 2 * i;
+      const int own = m + i / 2 * 8 + lane_index() % 4 * 2;
+      packed[i] =
+          pack_pair(T{}, __fmaf_rn(pair[0], unit_, bias.values[i % 2]) * scheduler.row_scale(own),
+                    __fmaf_rn(pair[1], unit_, bias.values[i % 2]) * scheduler.row_scale(own + 1));
     }
+    stmatrix_x4_trans(chunk(half * kHalfM + lane_index() / 16 * 8 + lane_index() % 8,
+                            consumer_thread() / 32 % kStoreWarps * 2 + lane_index() / 8 % 2),
+                      packed);
   }
 
   // A subtile: for each warp two chunks a row, each of 8 of its rows of the weight kRowDistance
@@ -195,27 +255,12 @@ class Epilogue {
     }
   }
 
-  // Between stores to the subtile and loads from it.
+  // Between stores to half of a subtile and loads from it.
   static __device__ __forceinline__ void sync_subtile() {
     if constexpr (kStoreWarps > 1)
       named_barrier_sync(kFirstBarrier + consumer_thread() / (32 * kStoreWarps), 32 * kStoreWarps);
     else
       __syncwarp();
-  }
-
-  // Eight neighbours in a row of y, as far as they exist.
-  __device__ __forceinline__ void store_row(int64_t first, int row, int64_t n_end, uint4 values) {
-    T *const y = static_cast<T *>(args_.matmul.y) + first + row;
-    if (args_.y_vectors && row + 8 <= n_end) {
-      *reinterpret_cast<uint4 *>(y) = values;
-      return;
-    }
-    const uint32_t words[] = {values.x, values.y, values.z, values.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const auto bits = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
-      if (row + i < n_end) reinterpret_cast<uint16_t *>(y)[i] = bits;
-    }
   }
 
   const typename Tile::Args &args_;
