@@ -90,6 +90,7 @@ class Epilogue {
                                       int n, int64_t n_end, int m)
         : stride_(args.matmul.y_stride) {
       const int thread = static_cast<int>(threadIdx.x % (32 * kStoreWarps));
+      // Not by lane_row(): 32x256 stream-K would compute the weight's address anew in each step.
       const int first =
           n + consumer_thread() / 32 / kStoreWarps * kStoreWarps * 16 + thread % kChunks * 8;
       elements_ = static_cast<int>(min(n_end - first, int64_t{8}));
