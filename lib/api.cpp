@@ -1,4 +1,7 @@
 // extern "C": checks the arguments, then calls a backend.
+#include <cstddef>
+#include <cstring>
+
 #include "api_calls.hpp"
 #include "core/formats.hpp"
 #include "cpu/backend.hpp"
@@ -175,14 +178,46 @@ nf4_status nf4_matmul_grouped_grad_cpu(const nf4_tensor *weight, const nf4_group
   return nf4::matmul_grouped_cpu<nf4::Weight>(weight, args, threads, true);
 }
 
+nf4_status nf4_matmul_path(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t device,
+                           nf4_path *path) {
+  return nf4::matmul_path<nf4::Weight>(weight, args, device, path);
+}
+
+nf4_status nf4_matmul_grad_path(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                int32_t device, nf4_path *path) {
+  return nf4::matmul_path<nf4::Weight>(weight, args, device, path, true);
+}
+
+nf4_status nf4_matmul_grouped_path(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                   int32_t device, nf4_path *path) {
+  return nf4::matmul_grouped_path<nf4::Weight>(weight, args, device, path);
+}
+
+nf4_status nf4_matmul_grouped_grad_path(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                        int32_t device, nf4_path *path) {
+  return nf4::matmul_grouped_path<nf4::Weight>(weight, args, device, path, true);
+}
+
+nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t device, nf4_path *path) {
+  nf4::LoraGradProblem problem;
+  if (const nf4_status status = nf4::validate_lora_grad_shape(args, problem)) return status;
+  return nf4::find_path(
+      problem.empty(), false, device, path, [] { return NF4_PATH_FUSED; },
+      [&](nf4_path &found) { return nf4::cuda::lora_grad_path(problem, device, found); });
+}
+
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {
   if (info == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "info is NULL");
-  if (const nf4_status status =
-          nf4::validate_struct_size("nf4_device", info->struct_size, sizeof(nf4_device)))
-    return status;
-  *info = nf4_device{};
-  info->struct_size = sizeof(nf4_device);
-  return nf4::cuda::device_info(device, *info);
+  // That of callers from before shared_memory_bytes was appended is valid.
+  const size_t size = info->struct_size;
+  if (size != offsetof(nf4_device, shared_memory_bytes))
+    if (const nf4_status status = nf4::validate_struct_size("nf4_device", size, sizeof(nf4_device)))
+      return status;
+  nf4_device found{};
+  found.struct_size = size;
+  const nf4_status status = nf4::cuda::device_info(device, found);
+  std::memcpy(info, &found, size);
+  return status;
 }
 
 const char *nf4_cpu_variant(void) { return nf4::cpu::variant_in_use().name; }

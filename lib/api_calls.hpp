@@ -159,6 +159,65 @@ nf4_status matmul_plan(const Tensor *const *weights, const nf4_matmul_args *args
   return cuda::matmul_plan(batch, device, launches, kernels);
 }
 
+// ---- Which way is faster ---------------------------------------------------------------------
+
+// The path of a checked problem: on the CPU, and on a GPU of one that a launch refuses and of any.
+template <class OnCpu, class OnGpu>
+nf4_status find_path(bool empty, bool refused, int32_t device, nf4_path *path, const OnCpu &on_cpu,
+                     const OnGpu &on_gpu) {
+  if (path == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "path is NULL");
+  if (device < NF4_DEVICE_CPU)
+    return fail(NF4_STATUS_INVALID_ARGUMENT,
+                "device is %d; expected a GPU's index, or NF4_DEVICE_CPU (-1)", device);
+  nf4_path found = NF4_PATH_FUSED;
+  if (device == NF4_DEVICE_CPU) {
+    if (!empty) found = on_cpu();
+  } else if (empty || refused) {
+    if (const nf4_status status = cuda::check_gpu(device)) return status;
+    if (!empty) found = NF4_PATH_DENSE;
+  } else if (const nf4_status status = on_gpu(found)) {
+    return status;
+  }
+  *path = found;
+  return NF4_STATUS_OK;
+}
+
+inline nf4_path path_on_cpu(const MatmulProblem &problem) { return cpu::path_of(problem); }
+// Decoding on the fly is faster than to write a dense weight.
+template <class Problem>
+nf4_path path_on_cpu(const Problem &) {
+  return NF4_PATH_FUSED;
+}
+inline nf4_status path_on_gpu(const MatmulProblem &problem, int device, nf4_path &path) {
+  return problem.gradient ? cuda::matmul_grad_path(problem, device, path)
+                          : cuda::matmul_path(problem, device, path);
+}
+inline nf4_status path_on_gpu(const Int4MatmulProblem &problem, int device, nf4_path &path) {
+  return cuda::matmul_path(problem, device, path);
+}
+
+template <class W, class Tensor>
+nf4_status matmul_path(const Tensor *weight, const nf4_matmul_args *args, int32_t device,
+                       nf4_path *path, bool gradient = false) {
+  MatmulProblemOf<W> problem;
+  problem.gradient = gradient;
+  if (const nf4_status status = validate_matmul_plan(weight, args, problem)) return status;
+  return find_path(
+      problem.empty(), gpu_refuses(problem), device, path, [&] { return path_on_cpu(problem); },
+      [&](nf4_path &found) { return path_on_gpu(problem, device, found); });
+}
+
+template <class W, class Tensor>
+nf4_status matmul_grouped_path(const Tensor *weight, const nf4_grouped_args *args, int32_t device,
+                               nf4_path *path, bool gradient = false) {
+  GroupedProblemOf<W> problem{};
+  problem.gradient = gradient;
+  if (const nf4_status status = validate_grouped_plan(weight, args, problem)) return status;
+  return find_path(
+      problem.empty(), gpu_refuses(problem), device, path, [&] { return path_on_cpu(problem); },
+      [&](nf4_path &found) { return cuda::matmul_grouped_path(problem, device, found); });
+}
+
 // Products of experts, or their gradient, which integer weights have not.
 inline int64_t workspace_bytes_of(const GroupedProblem &problem) {
   return problem.gradient ? cuda::matmul_grouped_grad_workspace_bytes(problem)

@@ -101,6 +101,16 @@ nf4_status nf4_int4_matmul_plan(const nf4_int4_tensor *const *weights, const nf4
   return nf4::matmul_plan<nf4::Int4Weight>(weights, args, count, device, launches, kernels);
 }
 
+nf4_status nf4_int4_matmul_path(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                                int32_t device, nf4_path *path) {
+  return nf4::matmul_path<nf4::Int4Weight>(weight, args, device, path);
+}
+
+nf4_status nf4_int4_matmul_grouped_path(const nf4_int4_tensor *weight, const nf4_grouped_args *args,
+                                        int32_t device, nf4_path *path) {
+  return nf4::matmul_grouped_path<nf4::Int4Weight>(weight, args, device, path);
+}
+
 nf4_status nf4_int4_matmul_grouped_workspace_size(const nf4_int4_tensor *weight,
                                                   const nf4_grouped_args *args, size_t *bytes) {
   return nf4::matmul_grouped_workspace_size<nf4::Int4Weight>(weight, args, bytes);

@@ -56,6 +56,11 @@ template <class Tensor, class W>
 nf4_status validate_matmul_batch_plan(const Tensor *const *tensors, const nf4_matmul_args *args,
                                       size_t count, MatmulBatchOf<W> &batch);
 
+// The same for one product.
+template <class Tensor, class W>
+nf4_status validate_matmul_plan(const Tensor *tensor, const nf4_matmul_args *args,
+                                MatmulProblemOf<W> &problem);
+
 // The same for products of experts.
 template <class Tensor, class W>
 nf4_status validate_grouped_shape(const Tensor *tensor, const nf4_grouped_args *args,
@@ -65,13 +70,22 @@ nf4_status validate_grouped_operands(const Tensor *tensor, const nf4_grouped_arg
                                      void *workspace, int64_t workspace_bytes,
                                      GroupedProblemOf<W> &problem);
 
+template <class Tensor, class W>
+nf4_status validate_grouped_plan(const Tensor *tensor, const nf4_grouped_args *args,
+                                 GroupedProblemOf<W> &problem);
+
+// Everything but pointers.
+nf4_status validate_lora_grad_shape(const nf4_lora_grad_args *args, LoraGradProblem &problem);
 nf4_status validate_lora_grad(const nf4_lora_grad_args *args, LoraGradProblem &problem);
 
-// Refuses what GPUs do not multiply: fp32 of integer weights, or of more than kFp32RowsOfX rows of
-// x.
+// What GPUs do not multiply: fp32 of integer weights, or of more than kFp32RowsOfX rows of x.
+template <class W>
+bool gpu_refuses(const MatmulProblemOf<W> &problem);
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem);
 // The same of experts: fp32, and integers whose columns have an order of their own.
+bool gpu_refuses(const GroupedProblem &problem);
+bool gpu_refuses(const Int4GroupedProblem &problem);
 nf4_status validate_grouped_on_gpu(const GroupedProblem &problem);
 nf4_status validate_grouped_on_gpu(const Int4GroupedProblem &problem);
 

@@ -131,6 +131,22 @@ nf4_status validate_grouped_operands(const Tensor *tensor, const nf4_grouped_arg
   return validate_operands(operands);
 }
 
+template <class Tensor, class W>
+nf4_status validate_grouped_plan(const Tensor *tensor, const nf4_grouped_args *args,
+                                 GroupedProblemOf<W> &problem) {
+  if (const nf4_status status = validate_grouped_shape(tensor, args, problem)) return status;
+  copy_plan_pointers(*tensor, problem.weight);
+  problem.x = args->x;
+  problem.y = args->y;
+  return NF4_STATUS_OK;
+}
+
+bool gpu_refuses(const GroupedProblem &problem) { return problem.dtype == NF4_DTYPE_FP32; }
+bool gpu_refuses(const Int4GroupedProblem &problem) {
+  return problem.dtype == NF4_DTYPE_FP32 || problem.weight.g_idx != nullptr ||
+         problem.weight.permutation != nullptr;
+}
+
 nf4_status validate_grouped_on_gpu(const GroupedProblem &problem) {
   return refuse_fp32(problem.dtype);
 }
@@ -148,7 +164,9 @@ nf4_status validate_grouped_on_gpu(const Int4GroupedProblem &problem) {
   template nf4_status validate_grouped_shape(const Tensor *, const nf4_grouped_args *,            \
                                              GroupedProblemOf<W> &);                              \
   template nf4_status validate_grouped_operands(const Tensor *, const nf4_grouped_args *, void *, \
-                                                int64_t, GroupedProblemOf<W> &);
+                                                int64_t, GroupedProblemOf<W> &);                  \
+  template nf4_status validate_grouped_plan(const Tensor *, const nf4_grouped_args *,             \
+                                            GroupedProblemOf<W> &);
 NF4_VALIDATE_GROUPED(nf4_tensor, Weight)
 NF4_VALIDATE_GROUPED(nf4_int4_tensor, Int4Weight)
 #undef NF4_VALIDATE_GROUPED

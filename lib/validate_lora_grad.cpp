@@ -79,7 +79,7 @@ void add_operands(LoraGradProblem &problem) {
 
 }  // namespace
 
-nf4_status validate_lora_grad(const nf4_lora_grad_args *args, LoraGradProblem &problem) {
+nf4_status validate_lora_grad_shape(const nf4_lora_grad_args *args, LoraGradProblem &problem) {
   if (args == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "the nf4_lora_grad_args is NULL");
   if (const nf4_status status =
           validate_struct_size("nf4_lora_grad_args", args->struct_size, sizeof(nf4_lora_grad_args)))
@@ -94,7 +94,11 @@ nf4_status validate_lora_grad(const nf4_lora_grad_args *args, LoraGradProblem &p
                args->da, args->da_stride};
   problem.b = {args->p,  args->dy,       args->dy_stride, columns_of(args->db, args->rows),
                args->db, args->db_stride};
-  if (const nf4_status status = validate_matrices(*args, problem)) return status;
+  return validate_matrices(*args, problem);
+}
+
+nf4_status validate_lora_grad(const nf4_lora_grad_args *args, LoraGradProblem &problem) {
+  if (const nf4_status status = validate_lora_grad_shape(args, problem)) return status;
   add_operands(problem);
   return validate_operands(problem.operands);
 }

@@ -149,6 +149,13 @@ nf4_status validate_lora_shape(const nf4_lora &lora, MatmulProblem &problem) {
   return NF4_STATUS_OK;
 }
 
+template <class Tensor, class W>
+void copy_plan_pointers(const Tensor &tensor, const nf4_matmul_args &args,
+                        MatmulProblemOf<W> &problem) {
+  copy_plan_pointers(tensor, problem.weight);
+  problem.x = args.x;
+}
+
 // What a product with an adapter reads beside the rest.
 void add_lora(const nf4_lora &, Int4MatmulProblem &) {}
 void add_lora(const nf4_lora &lora, MatmulProblem &problem) {
@@ -217,12 +224,18 @@ nf4_status validate_matmul_operands(const Tensor *tensor, const nf4_matmul_args 
 }
 
 template <class W>
+constexpr bool kHasFp32 = std::is_same_v<W, Weight>;
+
+template <class W>
+bool gpu_refuses(const MatmulProblemOf<W> &problem) {
+  return problem.dtype == NF4_DTYPE_FP32 &&
+         (!kHasFp32<W> || (!problem.gradient && problem.m > kFp32RowsOfX));
+}
+
+template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem) {
-  constexpr bool kHasFp32 = std::is_same_v<W, Weight>;
-  if (problem.dtype != NF4_DTYPE_FP32 ||
-      (kHasFp32 && (problem.gradient || problem.m <= kFp32RowsOfX)))
-    return NF4_STATUS_OK;
-  if (kHasFp32)
+  if (!gpu_refuses(problem)) return NF4_STATUS_OK;
+  if (kHasFp32<W>)
     return fail(NF4_STATUS_INVALID_ARGUMENT,
                 "dtype is 1 (fp32) and m is %" PRId64
                 "; expected m of at most %d, or dtype 2 "
@@ -276,9 +289,16 @@ nf4_status validate_matmul_batch_plan(const Tensor *const *tensors, const nf4_ma
   for (int i = 0; i < batch.count; ++i) {
     MatmulProblemOf<W> &problem = batch.list[i];
     if (const nf4_status status = validate_matmul_dtype(problem)) return of_product(status, i);
-    copy_plan_pointers(*tensors[i], problem.weight);
-    problem.x = args_of(args, i)->x;
+    copy_plan_pointers(*tensors[i], *args_of(args, i), problem);
   }
+  return NF4_STATUS_OK;
+}
+
+template <class Tensor, class W>
+nf4_status validate_matmul_plan(const Tensor *tensor, const nf4_matmul_args *args,
+                                MatmulProblemOf<W> &problem) {
+  if (const nf4_status status = validate_matmul_shape(tensor, args, problem)) return status;
+  copy_plan_pointers(*tensor, *args, problem);
   return NF4_STATUS_OK;
 }
 
@@ -294,6 +314,9 @@ nf4_status validate_matmul_batch_plan(const Tensor *const *tensors, const nf4_ma
       const Tensor *const *, const nf4_matmul_args *, void *, int64_t, MatmulBatchOf<W> &);        \
   template nf4_status validate_matmul_batch_plan(const Tensor *const *, const nf4_matmul_args *,   \
                                                  size_t, MatmulBatchOf<W> &);                      \
+  template nf4_status validate_matmul_plan(const Tensor *, const nf4_matmul_args *,                \
+                                           MatmulProblemOf<W> &);                                  \
+  template bool gpu_refuses(const MatmulProblemOf<W> &);                                           \
   template nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &);
 NF4_VALIDATE_MATMUL(nf4_tensor, Weight)
 NF4_VALIDATE_MATMUL(nf4_int4_tensor, Int4Weight)

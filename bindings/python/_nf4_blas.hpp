@@ -1,16 +1,20 @@
-// Products of dense matrices in 16 bits by cuBLAS, on the handle that torch has for its current
-// device and stream: torch's own addmm without what the host does around it.
+// Products of dense matrices on a GPU: in 16 bits by cuBLAS, on the handle that torch has for its
+// current device and stream, which is torch's own addmm without what the host does around it; and
+// by torch's mm and addmm.
 #ifndef NF4_BLAS_HPP
 #define NF4_BLAS_HPP
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <stdexcept>
 
 #include "_nf4_checks.hpp"
 #include "_nf4_torch.hpp"
 
 namespace nf4_torch {
+
+using GuardHandle = struct OpaqueGuard *;
 
 // Of torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch, and of cublas_v2.h, whose enums
 // are int here.
@@ -20,6 +24,11 @@ struct Blas {
                      int64_t offset, int32_t dtype, int32_t device_type, int32_t device_index,
                      TensorHandle *);
   Error (*copy)(TensorHandle to, TensorHandle from, int32_t non_blocking);
+  Error (*mm)(TensorHandle out, TensorHandle left, TensorHandle right);
+  Error (*addmm)(TensorHandle out, TensorHandle bias, TensorHandle left, TensorHandle right,
+                 double beta, double alpha);
+  Error (*enter_device)(int32_t device_index, GuardHandle *);
+  Error (*leave_device)(GuardHandle);
   Error (*handle)(void **);
   int (*set_math_mode)(void *handle, int mode);
   int (*gemm)(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
@@ -31,10 +40,21 @@ inline Blas blas;  // zeros where torch has no CUDA
 inline constexpr std::array kBlas{"aoti_torch_get_current_device_index",
                                   "aoti_torch_create_tensor_from_blob",
                                   "aoti_torch_copy_",
+                                  "aoti_torch_cuda_mm_out",
+                                  "aoti_torch_cuda_addmm_out",
+                                  "aoti_torch_create_cuda_guard",
+                                  "aoti_torch_delete_cuda_guard",
                                   "torch_get_current_cuda_blas_handle",
                                   "cublasSetMathMode",
                                   "cublasGemmEx"};
 static_assert(sizeof(Blas) == kBlas.size() * sizeof(void *));
+
+// torch's number of a dtype.
+inline int32_t number_of(nf4_dtype dtype) {
+  return dtype == NF4_DTYPE_FP32   ? codes.float32
+         : dtype == NF4_DTYPE_FP16 ? codes.float16
+                                   : codes.bfloat16;
+}
 
 // Rows of a matrix on a GPU, one distance apart, in 16 bits.
 struct Rows {
@@ -82,23 +102,42 @@ inline void multiply(const Rows &left, const Rows &right, float scale, float kep
   if (failed != 0) throw std::runtime_error("nf4: cuBLAS failed");
 }
 
+// Memory of somebody else's as a tensor of one or two dimensions.
+inline Tensor borrowed(const void *data, std::initializer_list<int64_t> sizes,
+                       std::initializer_list<int64_t> strides, int32_t dtype, int32_t device) {
+  TensorHandle handle = nullptr;
+  require_torch(
+      blas.from_blob(const_cast<void *>(data), static_cast<int64_t>(sizes.size()), sizes.begin(),
+                     strides.begin(), 0, dtype, codes.cuda, device, &handle),
+      "take a matrix");
+  return Tensor(handle);
+}
+
+// Makes a device torch's current one.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int32_t device) {
+    require_torch(blas.enter_device(device, &guard_), "enter a device");
+  }
+  ~CurrentDevice() { blas.leave_device(guard_); }
+  CurrentDevice(const CurrentDevice &) = delete;
+  CurrentDevice &operator=(const CurrentDevice &) = delete;
+
+ private:
+  GuardHandle guard_ = nullptr;
+};
+
 // A new matrix on a GPU, in 16 bits, and its memory.
 class Matrix {
  public:
   Matrix(int64_t rows, int64_t cols, nf4_dtype dtype, int32_t device)
-      : tensor_(Tensor::empty({rows, cols},
-                              dtype == NF4_DTYPE_FP16 ? codes.float16 : codes.bfloat16, codes.cuda,
-                              device)),
+      : tensor_(Tensor::empty({rows, cols}, number_of(dtype), codes.cuda, device)),
         rows_{tensor_.data(), dtype, device, rows, cols, cols} {}
 
   // Takes over a float32 matrix, rounded.
   void round(const void *from, int64_t stride) {
-    const int64_t sizes[] = {rows_.rows, rows_.cols}, strides[] = {stride, 1};
-    TensorHandle handle = nullptr;
-    require_torch(blas.from_blob(const_cast<void *>(from), 2, sizes, strides, 0, codes.float32,
-                                 codes.cuda, rows_.device, &handle),
-                  "take a matrix");
-    const Tensor source(handle);
+    const Tensor source =
+        borrowed(from, {rows_.rows, rows_.cols}, {stride, 1}, codes.float32, rows_.device);
     require_torch(blas.copy(tensor_.handle(), source.handle(), 1), "cast a matrix");
   }
 

@@ -3,11 +3,14 @@
 #ifndef NF4_BODY_HPP
 #define NF4_BODY_HPP
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <string>
 
+#include "_nf4_blas.hpp"
 #include "_nf4_checks.hpp"
+#include "_nf4_paths.hpp"
 #include "_nf4_torch.hpp"
 #include "nf4/nf4.h"
 
@@ -27,6 +30,7 @@ struct Functions {
   nf4_status (*batch_cpu)(const Weight *const *, const nf4_matmul_args *, size_t, int32_t);
   nf4_status (*batch_workspace_size)(const Weight *const *, const nf4_matmul_args *, size_t,
                                      size_t *);
+  nf4_status (*matmul_path)(const Weight *, const nf4_matmul_args *, int32_t, nf4_path *);
 };
 
 struct Nf4 {
@@ -39,6 +43,7 @@ struct Nf4 {
   decltype(&nf4_matmul_grouped_launch) grouped_launch;
   decltype(&nf4_matmul_grouped_cpu) grouped_cpu;
   decltype(&nf4_matmul_grouped_workspace_size) grouped_workspace_size;
+  decltype(&nf4_matmul_grouped_path) grouped_path;
   decltype(&nf4_last_error) last_error;
 };
 inline Nf4 nf4;
@@ -51,6 +56,7 @@ inline constexpr std::array kNf4{"nf4_dequant_launch",
                                  "nf4_matmul_batch_launch",
                                  "nf4_matmul_batch_cpu",
                                  "nf4_matmul_batch_workspace_size",
+                                 "nf4_matmul_path",
                                  "nf4_int4_dequant_launch",
                                  "nf4_int4_dequant_cpu",
                                  "nf4_int4_matmul_launch",
@@ -59,6 +65,7 @@ inline constexpr std::array kNf4{"nf4_dequant_launch",
                                  "nf4_int4_matmul_batch_launch",
                                  "nf4_int4_matmul_batch_cpu",
                                  "nf4_int4_matmul_batch_workspace_size",
+                                 "nf4_int4_matmul_path",
                                  "nf4_matmul_grad_launch",
                                  "nf4_matmul_grad_cpu",
                                  "nf4_matmul_grad_workspace_size",
@@ -66,6 +73,7 @@ inline constexpr std::array kNf4{"nf4_dequant_launch",
                                  "nf4_matmul_grouped_launch",
                                  "nf4_matmul_grouped_cpu",
                                  "nf4_matmul_grouped_workspace_size",
+                                 "nf4_matmul_grouped_path",
                                  "nf4_last_error"};
 static_assert(sizeof(Nf4) == kNf4.size() * sizeof(void *));
 
@@ -105,8 +113,29 @@ void in_workspace(size_t bytes, const dl_tensor &x, const Launch &launch) {
 // The most weights that share x in a call.
 inline constexpr size_t kMostSiblings = 3;
 
+template <class Weight>
+void dequantize_to(void *out, const dl_tensor &like, const Weight &weight) {
+  const nf4_dtype dtype = dtype_of(&like);
+  const auto &of_kind = functions_for(weight);
+  if (like.device_type == DL_CPU)
+    return require(of_kind.dequant_cpu(&weight, out, dtype, threads()));
+  require(of_kind.dequant_launch(&weight, out, dtype, stream_of(like)));
+}
+
+// On a CPU the fused way is always faster: of y, not of a gradient.
 template <class Kind>
-void multiply(const Product<Kind> *products, size_t count, const dl_tensor &x) {
+bool prefers_dense(const Product<Kind> &product, const dl_tensor &x) {
+  if (x.device_type == DL_CPU) return false;
+  thread_local KeptPaths kept;
+  return NF4_PATH_DENSE == kept.find(key_of(product, x.device_id), [&] {
+    nf4_path path = 0;
+    const auto ask = functions_for(product.weight).matmul_path;
+    return ask(&product.weight, &product.args, x.device_id, &path) == NF4_STATUS_OK ? path : 0;
+  });
+}
+
+template <class Kind>
+void multiply_fused(const Product<Kind> *products, size_t count, const dl_tensor &x) {
   const typename Kind::Descriptor *weights[kMostSiblings];
   nf4_matmul_args args[kMostSiblings];
   for (size_t i = 0; i < count; ++i) {
@@ -127,6 +156,35 @@ void multiply(const Product<Kind> *products, size_t count, const dl_tensor &x) {
   });
 }
 
+// On a GPU by a dense weight, which is torch's until the stream has used it.
+template <class Kind>
+void multiply_dense(const Product<Kind> &product, const dl_tensor &x) {
+  const nf4_matmul_args &args = product.args;
+  const int64_t m = args.m, rows = product.weight.rows, cols = product.weight.cols;
+  const int32_t device = x.device_id, dtype = number_of(args.dtype);
+  const CurrentDevice current(device);
+  const Tensor dense = Tensor::empty({rows, cols}, dtype, codes.cuda, device);
+  dequantize_to(dense.data(), x, product.weight);
+  const Tensor transposed = borrowed(dense.data(), {cols, rows}, {1, cols}, dtype, device);
+  const Tensor left = borrowed(args.x, {m, cols}, {args.x_stride, 1}, dtype, device);
+  const Tensor y = borrowed(args.y, {m, rows}, {args.y_stride, 1}, dtype, device);
+  if (args.bias == nullptr)
+    return require_torch(blas.mm(y.handle(), left.handle(), transposed.handle()), "multiply");
+  const Tensor bias = borrowed(args.bias, {rows}, {1}, dtype, device);
+  require_torch(blas.addmm(y.handle(), bias.handle(), left.handle(), transposed.handle(), 1.0, 1.0),
+                "multiply and add");
+}
+
+// Products of one x, each in the way that is expected to take less time (_nf4_paths.hpp).
+template <class Kind>
+void multiply(const Product<Kind> *products, size_t count, const dl_tensor &x) {
+  const auto is_dense = [&](const Product<Kind> &each) { return prefers_dense(each, x); };
+  if (blas.mm == nullptr || std::none_of(products, products + count, is_dense))
+    return multiply_fused(products, count, x);
+  for (size_t i = 0; i < count; ++i)
+    is_dense(products[i]) ? multiply_dense(products[i], x) : multiply_fused(products + i, 1, x);
+}
+
 // dX = dY W; args.x is dY.
 inline void multiply_gradient(const Product<Codebook> &product, const dl_tensor &grad_y) {
   const nf4_tensor *const weight = &product.weight;
@@ -142,15 +200,6 @@ inline void multiply_gradient(const Product<Codebook> &product, const dl_tensor 
 // dA and dB on a GPU.
 inline void launch_lora_grad(const nf4_lora_grad_args &args, const dl_tensor &grad_y) {
   require(nf4.lora_grad_launch(&args, stream_of(grad_y)));
-}
-
-template <class Weight>
-void dequantize_to(void *out, const dl_tensor &like, const Weight &weight) {
-  const nf4_dtype dtype = dtype_of(&like);
-  const auto &of_kind = functions_for(weight);
-  if (like.device_type == DL_CPU)
-    return require(of_kind.dequant_cpu(&weight, out, dtype, threads()));
-  require(of_kind.dequant_launch(&weight, out, dtype, stream_of(like)));
 }
 
 // Registers kernels for the operators that are defined, with torch's key for a device

@@ -20,14 +20,12 @@ enum Int4Part { kInt4Packed, kScales, kZeros, kGIdx, kPermutation };
 // kNeeded. Python's tuple for one has the tensors and then a Spec.
 struct Codebook {
   using Descriptor = nf4_tensor;
-  static constexpr int kFp32Rows = 16;  // of x at most on a GPU; -1: it takes no fp32
   static constexpr int kParts = 6, kNeeded = 2;
   static constexpr const char *kNames[kParts] = {"packed",      "absmax",        "nested_absmax",
                                                  "nested_code", "nested_offset", "codebook"};
 };
 struct Int4 {
   using Descriptor = nf4_int4_tensor;
-  static constexpr int kFp32Rows = -1;
   static constexpr int kParts = 5, kNeeded = 2;
   static constexpr const char *kNames[kParts] = {"packed", "scales", "zeros", "g_idx",
                                                  "permutation"};

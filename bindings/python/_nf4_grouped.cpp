@@ -62,7 +62,26 @@ bool read_grouped(PyObject *const *given, const dl_tensor &x, Grouped &product) 
     args.bias = address_of(&*bias);
   }
   // Without rows an index may have no address, which would mean that there is none.
-  return args.m > 0 && (x.device_type == DL_CPU || args.dtype != NF4_DTYPE_FP32);
+  return args.m > 0;
+}
+
+// Alignments of x and of the weight count as in other products; y is new.
+bool prefers_dense(const Grouped &product, const dl_tensor &x) {
+  if (x.device_type == DL_CPU) return false;
+  thread_local KeptPaths kept;
+  const auto &[weight, args] = product;
+  PathKey key = key_of(weight);
+  key[7] = pair_of(x.device_id, args.dtype);
+  key[8] = args.m;
+  key[9] = bits_of(args.x);
+  key[10] = args.x_stride;
+  key[11] = args.experts;
+  key[12] = args.x_rows;
+  key[13] = bits_of(args.x_index);
+  return NF4_PATH_DENSE == kept.find(key, [&] {
+    nf4_path path = 0;
+    return nf4.grouped_path(&weight, &args, x.device_id, &path) == NF4_STATUS_OK ? path : 0;
+  });
 }
 
 void multiply_grouped(const Grouped &product, const dl_tensor &x) {
@@ -78,12 +97,15 @@ void multiply_grouped(const Grouped &product, const dl_tensor &x) {
 PyDoc_STRVAR(linear_grouped_doc,
              "linear_grouped(x, ends, x_index, bias, weight)\n--\n\n"
              "The products of a stack of experts on torch's current stream, in a new tensor; None "
-             "if nothing was done and the call is left to the general way.");
+             "if nothing was done and the call is left to the general way, which knows of dense "
+             "experts where these are expected to be faster.");
 PyObject *linear_grouped(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   if (!count_is(count, 5)) return nullptr;
   View x;
   Grouped product;
-  if (!view_plain(arguments[0], x) || !read_grouped(arguments, *x, product)) return none();
+  if (!view_plain(arguments[0], x) || !read_grouped(arguments, *x, product) ||
+      prefers_dense(product, *x))
+    return none();
   Outputs made;
   product.args.y = made.matrix(arguments[0], *x, product.args.m, product.args.y_stride);
   return made.after([&] { multiply_grouped(product, *x); });

@@ -19,7 +19,8 @@ bool view_adapter(PyObject *const *given, AdapterViews &views) {
 PyDoc_STRVAR(
     linear_adapted_doc,
     "linear_adapted(x, bias, weight, a, b, scale)\n--\n\n"
-    "y = x W^T + bias + scale p B^T and p = x A^T, both new; None if nothing was done, as linear.");
+    "y = x W^T + bias + scale p B^T and p = x A^T, both new; None if nothing was done, as linear, "
+    "and where a dense weight is expected to be faster.");
 PyObject *linear_adapted(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   if (!count_is(count, 6)) return nullptr;
   PyObject *const given_bias = arguments[1];
@@ -33,13 +34,13 @@ PyObject *linear_adapted(PyObject *, PyObject *const *arguments, Py_ssize_t coun
     return none();
   if (!view_weight(arguments[2], weight) || !view_adapter(arguments + 3, adapter) ||
       read_product(*x, bias, weight, product) || read_adapter(adapter, *x, product, lora) ||
-      is_slow(*x, product.args, Codebook::kFp32Rows))
+      prefers_dense(product, *x))
     return none();
   const int64_t m = product.args.m, rows = product.weight.rows;
   Outputs made;
   product.args.y = made.take(new_output(arguments[0], *x, rows), *x, m * rows);
   lora.product = made.matrix(arguments[0], *x, m, lora.rank);
-  return made.after([&] { multiply(&product, 1, *x); });
+  return made.after([&] { multiply_fused(&product, 1, *x); });
 }
 
 PyDoc_STRVAR(linear_grad_doc,

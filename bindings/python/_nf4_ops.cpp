@@ -18,9 +18,9 @@ namespace {
 
 using namespace nf4_torch;
 
-// None if nothing was done.
+// None if nothing was done; False if that is because a dense weight is expected to be faster.
 template <class Kind>
-PyObject *linear_of(PyObject *given_x, PyObject *given_bias, PyObject *given) {
+PyObject *linear_of(PyObject *given_x, PyObject *given_bias, PyObject *given, bool fused) {
   View x, bias, of_y;
   WeightViews<Kind> weight{};
   Product<Kind> product;
@@ -28,7 +28,7 @@ PyObject *linear_of(PyObject *given_x, PyObject *given_bias, PyObject *given) {
   if (given_bias != Py_None && (!view_of(given_bias, bias) || is_negative(given_bias)))
     return none();
   if (!view_weight(given, weight) || read_product(*x, bias, weight, product)) return none();
-  if (is_slow(*x, product.args, Kind::kFp32Rows)) return none();
+  if (fused && prefers_dense(product, *x)) Py_RETURN_FALSE;
   PyObject *y = new_output(given_x, *x, product.weight.rows);
   if (y == nullptr) return nullptr;
   // A mode of torch may have made something else.
@@ -53,13 +53,14 @@ bool dequantize_of(PyObject *given_out, PyObject *given) {
 
 PyDoc_STRVAR(
     linear_doc,
-    "linear(x, bias, weight)\n--\n\n"
+    "linear(x, bias, weight, fused=False)\n--\n\n"
     "y = x W^T + bias on torch's current stream, in a new tensor; None if nothing was done "
-    "and the call is left to the general way.");
+    "and the call is left to the general way. fused: False, and nothing is done, where a dense "
+    "weight is expected to be faster.");
 PyObject *linear(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
-  if (!count_is(count, 3)) return nullptr;
+  if (count != 4 && !count_is(count, 3)) return nullptr;
   const auto of_kind = is_int4(arguments[2]) ? linear_of<Int4> : linear_of<Codebook>;
-  return of_kind(arguments[0], arguments[1], arguments[2]);
+  return of_kind(arguments[0], arguments[1], arguments[2], count == 4 && arguments[3] == Py_True);
 }
 
 PyDoc_STRVAR(dequantize_doc,

@@ -147,10 +147,6 @@ inline bool run(const Work &work) {
   Py_END_ALLOW_THREADS return done;
 }
 
-inline bool is_slow(const dl_tensor &x, const nf4_matmul_args &args, int fp32_rows) {
-  return x.device_type == DL_CUDA && args.dtype == NF4_DTYPE_FP32 && args.m > fp32_rows;
-}
-
 // The new tensors that a call writes.
 class Outputs {
  public:

@@ -699,6 +699,58 @@ NF4_API nf4_status nf4_int4_matmul_grouped_launch(const nf4_int4_tensor *weight,
 NF4_API nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight,
                                                const nf4_grouped_args *args, int32_t threads);
 
+/* ---- Fused or dense -------------------------------------------------------- */
+
+/* There are two ways to compute a product: libnf4's function for it, which reads the packed
+ * weight (fused), or nf4_*dequant_* into memory of the caller and a dense matrix product,
+ * such as cuBLAS has (dense). The functions below say which way is expected to take less time
+ * on a device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
+ *
+ * Fused is named where libnf4's kernels were timed and were faster: on NVIDIA Hopper GPUs. On a
+ * GPU on which nobody has timed them (nf4_device.timed is 0), fused is named only for few rows
+ * of x and kernels that are bound by memory. Dense is named for a product that
+ * the launch refuses, as it does fp32 with more than 16 rows of x.
+ *
+ * The answer for a device and the same shapes, dtypes, strides and alignments stays the same for
+ * the life of the process: a caller may keep it. Versions of the library may answer differently. */
+typedef int32_t nf4_path;
+#define NF4_PATH_FUSED 1
+#define NF4_PATH_DENSE 2
+
+/* As `device`: the functions whose names end in _cpu. */
+#define NF4_DEVICE_CPU (-1)
+
+/* device is the index of a GPU or NF4_DEVICE_CPU. On success *path is one of the values above,
+ * and NF4_PATH_FUSED for a product that is empty.
+ *
+ * Pointers in the structs are not followed, but for the lora of args. As in nf4_matmul_plan, the
+ * alignment of packed and x counts, and whether codebook, zeros, g_idx, permutation, bias and
+ * x_index are NULL. The functions may load kernels, as nf4_device_info does.
+ *
+ * INVALID_ARGUMENT: as for the workspace_size function of the product; path is NULL; device is
+ * out of range. NO_CUDA, NO_DEVICE, UNSUPPORTED_DEVICE, CUDA_ERROR: as for nf4_device_info. */
+NF4_API nf4_status nf4_matmul_path(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                   int32_t device, nf4_path *path);
+NF4_API nf4_status nf4_matmul_grad_path(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                        int32_t device, nf4_path *path);
+NF4_API nf4_status nf4_int4_matmul_path(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                                        int32_t device, nf4_path *path);
+
+/* The dense way of experts dequantizes all of them. */
+NF4_API nf4_status nf4_matmul_grouped_path(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                           int32_t device, nf4_path *path);
+NF4_API nf4_status nf4_matmul_grouped_grad_path(const nf4_tensor *weight,
+                                                const nf4_grouped_args *args, int32_t device,
+                                                nf4_path *path);
+NF4_API nf4_status nf4_int4_matmul_grouped_path(const nf4_int4_tensor *weight,
+                                                const nf4_grouped_args *args, int32_t device,
+                                                nf4_path *path);
+
+/* The dense way of an adapter's gradients is two matrix products of the caller. No pointer is
+ * looked at but da and db, which are NULL for a gradient that is not wanted. */
+NF4_API nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t device,
+                                      nf4_path *path);
+
 /* ---- The machine ---------------------------------------------------------- */
 
 typedef struct nf4_device {
@@ -712,6 +764,9 @@ typedef struct nf4_device {
   int64_t memory_bytes;
   char name[256];
   char dequant_variant[32];   /* the kernels that would run, such as "sm90" */
+  int32_t shared_memory_bytes; /* that a thread block may have */
+  int32_t timed;              /* 1: libnf4's products were timed on GPUs of this kind; 0: nobody
+                                 has, and nf4_*_path presumes */
 } nf4_device;
 
 /* Can this library use GPU `device`? OK if so, else NO_CUDA, NO_DEVICE,

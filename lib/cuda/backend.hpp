@@ -14,6 +14,16 @@ nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream);
 // What matmul() would launch on a device, by its number; see nf4_matmul_plan.
 nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
                        const char **kernels);
+// Which way is expected to take less time on a device, by its number: see nf4_matmul_path. The
+// problem is one that a launch takes, and not empty.
+nf4_status matmul_path(const MatmulProblem &problem, int device, nf4_path &path);
+nf4_status matmul_grad_path(const MatmulProblem &problem, int device, nf4_path &path);
+nf4_status matmul_path(const Int4MatmulProblem &problem, int device, nf4_path &path);
+nf4_status matmul_grouped_path(const GroupedProblem &problem, int device, nf4_path &path);
+nf4_status matmul_grouped_path(const Int4GroupedProblem &problem, int device, nf4_path &path);
+nf4_status lora_grad_path(const LoraGradProblem &problem, int device, nf4_path &path);
+// Refuses a device of which a path cannot be asked.
+nf4_status check_gpu(int device);
 // The workspace of a product, and of several, which use it in turn. The same in every build.
 int64_t matmul_workspace_bytes(const MatmulProblem &problem);
 int64_t matmul_workspace_bytes(const MatmulBatch &batch);

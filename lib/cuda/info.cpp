@@ -6,6 +6,7 @@
 #include "cuda/dequant/kernels.hpp"
 #include "cuda/lora/grad_kernels.hpp"
 #include "cuda/matmul/matmul.hpp"
+#include "cuda/matmul/target.hpp"
 #include "cuda/matmul_grad/matmul_grad.hpp"
 #include "cuda/matmul_grouped/matmul_grouped.hpp"
 #include "cuda/permute/kernels.hpp"
@@ -54,6 +55,9 @@ nf4_status device_info(int index, nf4_device &info) {
   const GpuFamily *family = family_for(info.compute_capability);
   if (family == nullptr) return no_family(device);
   std::strncpy(info.dequant_variant, family->name, sizeof info.dequant_variant - 1);
+  info.shared_memory_bytes = device.shared_bytes;
+  LaunchTarget target{device, family, nullptr};
+  info.timed = facts_of(target).wgmma;
   error = load_all_kernels(device, *family);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "loading the kernels");
 }

@@ -23,6 +23,13 @@ nf4_status quantize(const Int4QuantizeProblem &, nf4_stream) { return no_cuda();
 nf4_status reorder(const Int4ReorderProblem &, nf4_stream) { return no_cuda(); }
 nf4_status matmul(const Int4MatmulProblem *, int, nf4_stream) { return no_cuda(); }
 nf4_status matmul_plan(const Int4MatmulBatch &, int, int32_t *, const char **) { return no_cuda(); }
+nf4_status matmul_path(const MatmulProblem &, int, nf4_path &) { return no_cuda(); }
+nf4_status matmul_grad_path(const MatmulProblem &, int, nf4_path &) { return no_cuda(); }
+nf4_status matmul_path(const Int4MatmulProblem &, int, nf4_path &) { return no_cuda(); }
+nf4_status matmul_grouped_path(const GroupedProblem &, int, nf4_path &) { return no_cuda(); }
+nf4_status matmul_grouped_path(const Int4GroupedProblem &, int, nf4_path &) { return no_cuda(); }
+nf4_status lora_grad_path(const LoraGradProblem &, int, nf4_path &) { return no_cuda(); }
+nf4_status check_gpu(int) { return no_cuda(); }
 nf4_status device_info(int, nf4_device &) { return no_cuda(); }
 
 }  // namespace nf4::cuda

@@ -147,7 +147,7 @@ FIELD(nf4_int4_sizes, packed_bytes, 16, 8);
 FIELD(nf4_int4_sizes, scales_bytes, 24, 8);
 FIELD(nf4_int4_sizes, zeros_bytes, 32, 8);
 
-SIZE(nf4_device, 328);
+SIZE(nf4_device, 336);
 FIELD(nf4_device, struct_size, 0, 8);
 FIELD(nf4_device, device_count, 8, 4);
 FIELD(nf4_device, compute_capability, 12, 4);
@@ -158,6 +158,8 @@ FIELD(nf4_device, reserved, 28, 4);
 FIELD(nf4_device, memory_bytes, 32, 8);
 FIELD(nf4_device, name, 40, 256);
 FIELD(nf4_device, dequant_variant, 296, 32);
+FIELD(nf4_device, shared_memory_bytes, 328, 4);
+FIELD(nf4_device, timed, 332, 4);
 
 /* A second declaration that differs from the header's is an error. */
 const char *nf4_status_string(nf4_status status);
@@ -251,5 +253,18 @@ nf4_status nf4_int4_matmul_grouped_launch(const nf4_int4_tensor *weight,
                                           size_t workspace_bytes, nf4_stream stream);
 nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight, const nf4_grouped_args *args,
                                        int32_t threads);
+nf4_status nf4_matmul_path(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t device,
+                           nf4_path *path);
+nf4_status nf4_matmul_grad_path(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                int32_t device, nf4_path *path);
+nf4_status nf4_int4_matmul_path(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                                int32_t device, nf4_path *path);
+nf4_status nf4_matmul_grouped_path(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                   int32_t device, nf4_path *path);
+nf4_status nf4_matmul_grouped_grad_path(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                        int32_t device, nf4_path *path);
+nf4_status nf4_int4_matmul_grouped_path(const nf4_int4_tensor *weight, const nf4_grouped_args *args,
+                                        int32_t device, nf4_path *path);
+nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t device, nf4_path *path);
 nf4_status nf4_device_info(int32_t device, nf4_device *info);
 const char *nf4_cpu_variant(void);

@@ -369,6 +369,53 @@ nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight, const nf4_
   return record(call);
 }
 
+/* What the path functions answer, by nf4_path. */
+nf4_path fake_path = NF4_PATH_FUSED;
+
+static nf4_status answer_path(nf4_path *path) {
+  *path = fake_path;
+  return fake_status;
+}
+
+nf4_status nf4_matmul_path(const nf4_tensor *weight, const nf4_matmul_args *args, int32_t device,
+                           nf4_path *path) {
+  (void)weight, (void)args, (void)device;
+  return answer_path(path);
+}
+
+nf4_status nf4_matmul_grad_path(const nf4_tensor *weight, const nf4_matmul_args *args,
+                                int32_t device, nf4_path *path) {
+  return nf4_matmul_path(weight, args, device, path);
+}
+
+nf4_status nf4_int4_matmul_path(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
+                                int32_t device, nf4_path *path) {
+  (void)weight;
+  return nf4_matmul_path(NULL, args, device, path);
+}
+
+nf4_status nf4_matmul_grouped_path(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                   int32_t device, nf4_path *path) {
+  (void)weight, (void)args, (void)device;
+  return answer_path(path);
+}
+
+nf4_status nf4_matmul_grouped_grad_path(const nf4_tensor *weight, const nf4_grouped_args *args,
+                                        int32_t device, nf4_path *path) {
+  return nf4_matmul_grouped_path(weight, args, device, path);
+}
+
+nf4_status nf4_int4_matmul_grouped_path(const nf4_int4_tensor *weight, const nf4_grouped_args *args,
+                                        int32_t device, nf4_path *path) {
+  (void)weight;
+  return nf4_matmul_grouped_path(NULL, args, device, path);
+}
+
+nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t device, nf4_path *path) {
+  (void)args, (void)device;
+  return answer_path(path);
+}
+
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {
   info->device_count = 3;
   info->compute_capability = 121;
@@ -378,5 +425,7 @@ nf4_status nf4_device_info(int32_t device, nf4_device *info) {
   info->memory_bytes = (int64_t)5 << 32;
   strcpy(info->name, "A fake GPU");
   strcpy(info->dequant_variant, "sm90");
+  info->shared_memory_bytes = 99 << 10;
+  info->timed = 0;
   return fake_status;
 }

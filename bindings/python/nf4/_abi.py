@@ -44,10 +44,15 @@ INT4_GPTQ = 1
 INT4_AWQ = 2
 INT4_COMPRESSED_TENSORS = 3
 
+PATH_FUSED = 1
+PATH_DENSE = 2
+DEVICE_CPU = -1
+
 Status = c_int32
 Format = c_int32
 Dtype = c_int32
 Int4Layout = c_int32
+Path = c_int32
 Stream = c_void_p
 
 
@@ -191,6 +196,8 @@ class Device(Structure):
         ("memory_bytes", c_int64),
         ("name", c_char * 256),
         ("dequant_variant", c_char * 32),
+        ("shared_memory_bytes", c_int32),
+        ("timed", c_int32),
     ]
 
 
@@ -280,6 +287,13 @@ FUNCTIONS = {
         [c_void_p, c_void_p, c_void_p, c_size_t, Stream],
     ),
     "nf4_int4_matmul_grouped_cpu": (Status, [c_void_p, c_void_p, c_int32]),
+    "nf4_matmul_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
+    "nf4_matmul_grad_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
+    "nf4_int4_matmul_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
+    "nf4_matmul_grouped_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
+    "nf4_matmul_grouped_grad_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
+    "nf4_int4_matmul_grouped_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
+    "nf4_lora_grad_path": (Status, [c_void_p, c_int32, POINTER(Path)]),
     "nf4_device_info": (Status, [c_int32, POINTER(Device)]),
     "nf4_cpu_variant": (c_char_p, []),
 }

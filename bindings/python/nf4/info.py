@@ -52,6 +52,10 @@ class Device:
 
     usable  do kernels of this library run on it? If not, `reason` says why
     status  the name of the nf4_status
+    shared_memory_bytes
+            that a thread block may have
+    timed   were libnf4's products timed on GPUs of this kind? If not, which way a product goes,
+            by libnf4's kernel or by a dense weight, is presumed
 
     What is unknown is 0 or "".
     """
@@ -68,6 +72,8 @@ class Device:
     driver_version: int
     runtime_version: int
     dequant_variant: str
+    shared_memory_bytes: int
+    timed: bool
 
 
 def device_info(device: int = 0) -> Device:
@@ -94,6 +100,8 @@ def device_info(device: int = 0) -> Device:
         driver_version=info.driver_version,
         runtime_version=info.runtime_version,
         dequant_variant=info.dequant_variant.decode(errors="replace"),
+        shared_memory_bytes=info.shared_memory_bytes,
+        timed=bool(info.timed),
     )
 
 

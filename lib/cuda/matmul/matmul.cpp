@@ -16,6 +16,7 @@
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/workspace.hpp"
+#include "cuda/path.hpp"
 #include "cuda/permute/permute.hpp"
 #include "cuda/runtime/target.hpp"
 #include "status.hpp"
@@ -247,10 +248,7 @@ template <class W>
 nf4_status plan_all(const MatmulBatchOf<W> &batch, int device, int32_t *launch_of,
                     const char **kernels) {
   MatmulTarget target{};
-  int count = 0;
-  if (const nf4_status status = check_device(device, count)) return status;
-  if (const nf4_status status = cached_device(device, target.device)) return status;
-  if (const nf4_status status = find_family(target)) return status;
+  if (const nf4_status status = find_device(device, target)) return status;
   target.gpu = facts_of(target);
 
   const CurrentDevice current(device);
@@ -269,6 +267,20 @@ nf4_status plan_all(const MatmulBatchOf<W> &batch, int device, int32_t *launch_o
       kernels[product] = kMatmulConfigs[config].name;
     }
   }
+  return NF4_STATUS_OK;
+}
+
+template <class W>
+nf4_status find_path(const MatmulProblemOf<W> &problem, int device, nf4_path &path) {
+  MatmulTarget target{};
+  if (const nf4_status status = find_device(device, target)) return status;
+  target.gpu = facts_of(target);
+  const CurrentDevice current(device);
+  if (const nf4_status status = current.status()) return status;
+  MatmulChoice choice{};
+  const cudaError_t error = choose(target, problem, choice);
+  if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
+  path = path_of(problem, choice.config, target.gpu);
   return NF4_STATUS_OK;
 }
 
@@ -331,6 +343,18 @@ nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
 nf4_status matmul_plan(const Int4MatmulBatch &batch, int device, int32_t *launches,
                        const char **kernels) {
   return plan_all(batch, device, launches, kernels);
+}
+
+nf4_status matmul_path(const MatmulProblem &problem, int device, nf4_path &path) {
+  return find_path(problem, device, path);
+}
+nf4_status matmul_path(const Int4MatmulProblem &problem, int device, nf4_path &path) {
+  return find_path(problem, device, path);
+}
+
+nf4_status check_gpu(int device) {
+  LaunchTarget target{};
+  return find_device(device, target);
 }
 
 }  // namespace nf4::cuda

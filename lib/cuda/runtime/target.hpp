@@ -23,6 +23,9 @@ struct LaunchTarget {
 // The kernels for the target's device.
 nf4_status find_family(LaunchTarget &target);
 
+// Fills in the target of a device, by its number.
+nf4_status find_device(int index, LaunchTarget &target);
+
 // Fills in the target of products with these operands.
 nf4_status find_target(const Operands *const *products, int count, nf4_stream stream,
                        LaunchTarget &target);

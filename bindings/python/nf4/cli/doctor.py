@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import nf4
+from nf4 import _paths
 from nf4.cli import doctor_bitsandbytes
 from nf4.cli.console import add_command, print_json, printable, show, size_text
 from nf4.cli.exits import Exit
@@ -82,9 +83,19 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
             "driver_version": device.driver_version,
             "runtime_version": device.runtime_version,
             "kernels": device.dequant_variant,
+            "shared_memory_bytes": device.shared_memory_bytes,
+            "timed": device.timed,
+            "fused_rows": _fused_rows(device),
         }
         for device in found
     ]
+
+
+def _fused_rows(device: nf4.Device) -> dict[str, int | None]:
+    """By kind of weight, up to how many rows of x libnf4's own kernels multiply; None: any."""
+    if not device.usable:
+        return {}
+    return {kind: _paths.fused_rows(kind, device.index) for kind in ("nf4", "int4")}
 
 
 def _not_used(device: nf4.Device, alone: bool) -> str:
@@ -167,8 +178,27 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
         f"           driver {_cuda_version(gpu['driver_version'])}, "
         f"runtime {_cuda_version(gpu['runtime_version'])}",
     ]
-    used = f"kernels {gpu['kernels']}" if gpu["usable"] else f"not used: {gpu['reason']}"
-    return [*lines, f"           {used}"]
+    if not gpu["usable"]:
+        return [*lines, f"           not used: {gpu['reason']}"]
+    ways = "; ".join(
+        f"{name} {_way(gpu['fused_rows'][kind])}"
+        for kind, name in (("nf4", "NF4 and FP4"), ("int4", "integers"))
+    )
+    known = "timed" if gpu["timed"] else "presumed, as nobody has timed libnf4"
+    return [
+        *lines,
+        f"           kernels {gpu['kernels']}",
+        f"           products: {ways}",
+        f"           these ways are {known} on GPUs of this kind",
+    ]
+
+
+def _way(most: int | None) -> str:
+    """How products go whose x has so many rows, or more."""
+    if most is None:
+        return "by libnf4's kernels"
+    dense = "dequantize and a dense product"
+    return f"by libnf4's kernels up to {most} rows of x, then {dense}" if most else f"by {dense}"
 
 
 def report_lines(report: dict[str, Any]) -> list[str]:

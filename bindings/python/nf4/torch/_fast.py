@@ -21,8 +21,11 @@ from nf4.errors import LibraryNotFound
 from nf4.torch._schemas import Parts  # C++ has kernels for operators that are defined
 
 
-def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor | None:
-    """y = x W^T + bias; None if nothing was done."""
+def linear(
+    x: Tensor, bias: Tensor | None, weight: Parts, fused: bool = False
+) -> Tensor | bool | None:
+    """y = x W^T + bias; None if nothing was done. fused: False, and nothing is done, where a dense
+    weight is expected to be faster."""
     return None
 
 
@@ -41,7 +44,7 @@ def linear_adapted(
     x: Tensor, bias: Tensor | None, weight: Parts, a: Tensor, b: Tensor, scale: float
 ) -> tuple[Tensor, Tensor] | None:
     """y = x W^T + bias + scale p B^T, and p = x A^T, [rows of x, rank]; None if nothing was
-    done."""
+    done, and where a dense weight is expected to be faster."""
     return None
 
 

@@ -3,7 +3,6 @@ functions of nf4, which name what is wrong."""
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 import threading
@@ -16,10 +15,10 @@ from torch import Tensor
 import nf4
 from nf4 import _torch
 from nf4.errors import InvalidArgument
-from nf4.torch import _fast
-from nf4.torch._checks import require_device, require_float
+from nf4.torch import _fast, _paths
+from nf4.torch._checks import DTYPES, require_device, require_float
 from nf4.torch._schemas import Parts, require_operands
-from nf4.torch._weight import Spec, WeightParts
+from nf4.torch._weight import WeightParts
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,9 +51,8 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
 
 
 def general_linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
-    """The same for x of any strides and for many rows of fp32 on a GPU, with a message for each
-    fault."""
-    if needs_dense(x, weight.fp32_rows):
+    """The same for x of any strides, with a message for each fault."""
+    if takes_dense(x, weight):
         return dense_linear(x, bias, weight)
     require_device(x.device, "x", {"bias": bias, **weight.named()})
     if x.dim() > 0 and not _has_row_stride(x):
@@ -70,8 +68,15 @@ def linear_batch(
     return tuple(linear(x, *each) for each in zip(biases, weights, strict=True))
 
 
+def takes_dense(x: Tensor, weight: Parts) -> bool:
+    """Is a dense weight expected to be faster, on a GPU? False for an x with a fault."""
+    if not x.is_cuda or x.dtype not in DTYPES or x.dim() == 0 or x.shape[-1] != weight.spec.cols:
+        return False
+    return _paths.prefers_dense(x, weight)
+
+
 def needs_dense(x: Tensor, fp32_rows: int) -> bool:
-    """On a GPU libnf4 multiplies fp32 of so many rows of x only."""
+    """For a graph: on a GPU libnf4 multiplies fp32 of so many rows of x only."""
     return x.is_cuda and x.dtype == torch.float32 and math.prod(x.shape[:-1]) > fp32_rows
 
 
@@ -97,81 +102,20 @@ def _has_row_stride(x: Tensor) -> bool:
 
 # ---- The gradient of x -----------------------------------------------------------------
 
-# Rows of dY up to which libnf4's own dY W is at least as fast as dequantize and torch's product
-# (docs/design): on Hopper and later GPUs; on Hopper; there with an adapter of these ranks; on a CPU
-# in bf16, without and with AMX, which torch has and libnf4 has not.
-_FUSED_ROWS_SKINNY = 16
-_FUSED_ROWS_HOPPER = 1024
-_FUSED_ROWS_ADAPTED, _ADAPTED_RANKS = 4096, (8, 16, 32)
-_FUSED_ROWS_CPU, _FUSED_ROWS_AMX = 256, 16
-
-
-@functools.cache
-def _capability(device: torch.device) -> int:
-    return torch.cuda.get_device_capability(device)[0]
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@functools.cache
-def _has_amx() -> bool:
-    ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return ask is not None and ask()
-
-
-def _adapted_pays(m: int, cols: int, device: torch.device) -> bool:
-    """Of many rows of dY, does libnf4 save more time with an adapter's products, beside dY W, than
-    it loses with dY W? The loss is largest where the last of a few waves of dY W's tiles, of 256
-    rows by 128 columns, is short."""
-    waves = -(-m // 256) * -(-cols // 128) / _multiprocessors(device)
-    return waves <= 1 or waves >= 5 or -waves % 1 <= 0.25
-
-
-@functools.lru_cache(maxsize=4096)
-def _fused_rows(
-    spec: Spec, dtype: torch.dtype, own: bool, rank: int, capability: int
-) -> tuple[int, int]:
-    """The most rows of dY for which a GPU takes libnf4's own dY W, and for which it does where
-    _adapted_pays; -1: for none. own: the weight has a codebook of its own."""
-    if dtype not in (torch.bfloat16, torch.float16) or spec.rows % 8 != 0 or capability < 9:
-        return -1, -1
-    skinny = spec.cols % 256 == 0 and spec.blocksize == 64 and not own
-    wgmma = capability == 9 and spec.cols % 64 == 0 and spec.blocksize >= 64
-    if own and (dtype == torch.bfloat16 or spec.rows % 128 != 0):
-        wgmma = False
-    if not wgmma:
-        return (_FUSED_ROWS_SKINNY if skinny else -1), -1
-    return _FUSED_ROWS_HOPPER, (_FUSED_ROWS_ADAPTED if rank in _ADAPTED_RANKS else -1)
-
 
 def uses_fused_grad(grad_y: Tensor, weight: Parts, rank: int = 0) -> bool:
-    """Is libnf4's own dY W, which makes no dense weight, at least as fast as dequantize and
-    torch's product? rank: of an adapter, whose products libnf4 makes beside it."""
+    """Is libnf4's own dY W, which makes no dense weight, expected to be at least as fast as
+    dequantize and torch's product? rank: of an adapter, whose products libnf4 makes beside it."""
     if type(weight) is not WeightParts or grad_y.dim() == 0:
         return False
-    spec = weight.spec
-    m = grad_y.numel() // max(spec.rows, 1)
-    if type(m) is not int:  # asking would fix the sizes of a graph
+    if type(grad_y.numel()) is not int:  # asking would fix the sizes of a graph
         return not grad_y.is_cuda
-    if not grad_y.is_cuda:
-        rows = _FUSED_ROWS_AMX if _has_amx() else _FUSED_ROWS_CPU
-        return grad_y.dtype != torch.bfloat16 or m <= rows
-    device, own = grad_y.device, weight.codebook is not None
-    most, adapted = _fused_rows(spec, grad_y.dtype, own, rank, _capability(device))
-    return m <= most or (m <= adapted and _adapted_pays(m, spec.cols, device))
+    return not _paths.grad_prefers_dense(grad_y, weight, rank)
 
 
-# Of lora_grad's kernels for tensor cores; of more ranks they read x and dY more than once.
-_LORA_GRAD_RANK = 64
-
-
-def uses_lora_grad(rank: int, device: torch.device) -> bool:
-    """On a GPU, does libnf4 make dA and dB in 16 bits by a kernel for tensor cores that reads x and
-    dY once?"""
-    return rank <= _LORA_GRAD_RANK and _capability(device) >= 8
+def uses_lora_grad(rank: int, grad_y: Tensor) -> bool:
+    """On a GPU, is libnf4's kernel for dA and dB expected to be faster than two products?"""
+    return not _paths.lora_grad_prefers_dense(grad_y.dtype, rank, grad_y.device.index)
 
 
 _kept = threading.local()

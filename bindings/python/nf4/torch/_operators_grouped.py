@@ -23,7 +23,7 @@ from torch import Tensor
 
 import nf4
 from nf4.errors import InvalidArgument
-from nf4.torch import _fast, _private, _schemas
+from nf4.torch import _fast, _paths, _private, _schemas
 from nf4.torch._checks import require_device, require_float
 from nf4.torch._grouped_dense import Stack, dense_linear, dense_products, experts_of, sums_by
 from nf4.torch._int4_weight import Int4Parts, Int4Stack
@@ -127,7 +127,7 @@ def _general_linear(
                 f"bias is {bias.dtype} of shape {tuple(bias.shape)}; expected {x.dtype} of "
                 f"({experts}, {rows})"
             )
-    if x.is_cuda and x.dtype == torch.float32:
+    if x.is_cuda and _paths.grouped_prefers_dense(x, x_index, weight, gradient=False):
         return dense_linear(x, ends, x_index, bias, weight)
     quantized = None if made is None else made(weight)
     return nf4.matmul_grouped(
@@ -160,7 +160,10 @@ def _linear_grad(
 
 def _pairs_grad(grad_y: Tensor, ends: Tensor, weight: Stack) -> Tensor:
     """The gradient of the row of x that each row of y was made of."""
-    if isinstance(weight, Int4Stack) or (grad_y.is_cuda and grad_y.dtype == torch.float32):
+    dense = isinstance(weight, Int4Stack) or (
+        grad_y.is_cuda and _paths.grouped_prefers_dense(grad_y, None, weight, gradient=True)
+    )
+    if dense:
         return dense_products(grad_y, weight, ends, gradient=True)
     pairs = nf4.matmul_grouped_grad(
         grad_y.detach().contiguous(),

@@ -4,17 +4,11 @@
 #include <algorithm>
 
 #include "cuda/matmul/args.hpp"
-#include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/mma/tile.hpp"
 #include "cuda/matmul/target.hpp"
 #include "cuda/runtime/launch.hpp"
 
 namespace nf4::cuda {
-
-// The CTA tile.
-constexpr int kMmaTileN = kMatmulConfigs[kMma64x64].tile_n;
-constexpr int kMmaTileM = kMatmulConfigs[kMma64x64].tile_m;
-constexpr int kMmaTileK = 64;
-constexpr int kMmaThreads = 256;
 
 template <class Args>
 cudaError_t launch_mma(const MatmulTarget &target, const void *kernel, const Args &args) {
@@ -22,8 +16,6 @@ cudaError_t launch_mma(const MatmulTarget &target, const void *kernel, const Arg
   return launch({kernel, ctas, kMmaThreads, target.family->pdl, target.stream}, args);
 }
 
-// Integer weights have a kernel for few rows of x, which a cluster of CTAs shares along K.
-constexpr int kFewRowsOfX = 16;
 struct Int4FewArgs {
   Int4MatmulArgs matmul;
   int cluster_size;

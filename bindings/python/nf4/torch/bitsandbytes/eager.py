@@ -7,7 +7,7 @@ by the operators:
     dispatch modes, transforms, tracing, derivatives in forward mode
     subclasses of Tensor, an `out`, a weight that requires grad
     a weight in another layout or orientation, one that is not quantized yet
-    more than 16 rows of fp32 on a GPU, a bias in another dtype, scales in 16 bits
+    a bias in another dtype, scales in 16 bits
 The results have the bits of the operators, and autocast changes nothing, as it does not there.
 Where bitsandbytes rounds x to bf16, so does Linear4bit.forward.
 """
@@ -25,7 +25,7 @@ from torch.compiler import is_dynamo_compiling
 from nf4.torch import _fast, _kernels, _operators, _private
 from nf4.torch._state import as_bytes
 from nf4.torch._weight import Spec, WeightParts
-from nf4.torch.bitsandbytes import traced
+from nf4.torch.bitsandbytes import own_kernels, traced
 from nf4.torch.bitsandbytes.operators import is_ours, ready, takes
 
 # (x, packed, state) -> the fields of a WeightParts; None where the original is to be called.
@@ -138,7 +138,7 @@ def product_for(weight_of: WeightOf, bitsandbytes: Any) -> Product:
         if records and _private.any_requires_grad(packed):
             return None  # y requires grad, though there is no gradient of the weight
         weight = weight_of(x, packed, state)
-        y = None if weight is None else _fast.linear(x, bias, weight)
+        y = None if weight is None else own_kernels.linear(x, bias, weight)
         if weight is None or y is None or not records:
             return y
         return MatMul4Bit.apply(x, bias, (y, _kept(packed, weight), state.dtype))
@@ -230,8 +230,9 @@ def _rounded(layer: Any, x: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
 def forward(
     product: Product, weight_of: WeightOf, bitsandbytes: Any, original: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
-    """For Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced. Its attribute nf4_operands
-    is for who does more than this product at once (nf4/torch/peft/layers.py)."""
+    """For Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced. Its attributes
+    nf4_operands and nf4_linear are for who does more than this product at once
+    (nf4/torch/peft/layers.py)."""
     Params4bit, ours = bitsandbytes.nn.Params4bit, bitsandbytes.matmul_4bit
     QuantState = bitsandbytes.functional.QuantState
     rounds = bitsandbytes.functional.has_avx512bf16()  # that of nn.modules is replaced
@@ -289,5 +290,5 @@ def forward(
             return original(self, x)
         return y.to(dtype) if casts else y
 
-    forward.nf4_operands = operands
+    forward.nf4_operands, forward.nf4_linear = operands, own_kernels.linear
     return forward

@@ -12,10 +12,12 @@ from torch import Tensor
 
 import nf4
 from nf4 import _convert
+from nf4 import _paths as nf4_paths
 from nf4._versions import OLDEST_BITSANDBYTES
-from nf4.torch import _fast, _kernels, _private
+from nf4.torch import _kernels, _private
 from nf4.torch._state import as_bytes
 from nf4.torch._weight import Spec, WeightParts
+from nf4.torch.bitsandbytes import own_kernels
 
 NESTED_BLOCKSIZE = 256
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
@@ -63,6 +65,26 @@ def is_ours(tensor: Tensor) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and _usable_gpu(device.index))
 
 
+_many_rows: dict[int, bool] = {}
+
+
+@_private.constant_in_traces
+def _fuses_many_rows(index: int) -> bool:
+    known = _many_rows.get(index)
+    if known is not None or torch.compiler.is_dynamo_compiling():  # as in _usable_gpu
+        return bool(known)
+    _many_rows[index] = found = nf4_paths.fused_rows("nf4", index) is None
+    return found
+
+
+def is_for_graphs(tensor: Tensor) -> bool:
+    """Is libnf4's operator to stand in a compiled graph, whatever the number of rows? Not on a GPU
+    that multiplies many rows by a dense weight: there bitsandbytes' operator stands, which chooses
+    in every call."""
+    device = tensor.device
+    return device.type == "cpu" or _fuses_many_rows(device.index)
+
+
 def device_types() -> list[str]:
     has_cuda = nf4.build_info().get("cuda", "none") != "none" and torch.version.hip is None
     return ["cpu", "cuda"] if has_cuda and torch.cuda.is_available() else ["cpu"]
@@ -84,16 +106,13 @@ def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
         absmax_code: Tensor | None = None,
         absmax_offset: Tensor | None = None,
     ) -> Tensor:
+        given = (
+            A, B, shapeB, absmax, blocksize, quant_type,
+            bias, absmax_8bit, absmax_code, absmax_offset,
+        )  # fmt: skip
         # In forward mode, bitsandbytes' own on the CPU gives derivatives.
-        if (
-            not is_ours(A)
-            or _kernels.needs_dense(A, WeightParts.fp32_rows)
-            or _private.in_forward_ad()
-        ):
-            return original(
-                A, B, shapeB, absmax, blocksize, quant_type,
-                bias, absmax_8bit, absmax_code, absmax_offset,
-            )  # fmt: skip
+        if not is_ours(A) or _private.in_forward_ad():
+            return original(*given)
         if absmax_8bit is None:
             scales, nested_blocksize = (absmax, None, None, None), 0
         else:
@@ -101,8 +120,12 @@ def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
             nested_blocksize = NESTED_BLOCKSIZE
         spec = Spec.of(shapeB, quant_type, blocksize, nested_blocksize)
         weight = WeightParts(as_bytes(B), *scales, None, spec)
-        y = _fast.linear(A, bias, weight)
-        return _kernels.general_linear(A, bias, weight.with_float_scales()) if y is None else y
+        y = own_kernels.linear(A, bias, weight)
+        if y is not None:
+            return y
+        if A.is_cuda and _kernels.takes_dense(A, weight):
+            return original(*given)
+        return _kernels.general_linear(A, bias, weight.with_float_scales())
 
     return gemm_4bit
 

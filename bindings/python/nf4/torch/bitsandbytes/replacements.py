@@ -9,7 +9,7 @@ from typing import Any
 
 from nf4.torch import _fast
 from nf4.torch._replacing import Replaced, found, is_known
-from nf4.torch.bitsandbytes import eager
+from nf4.torch.bitsandbytes import eager, own_kernels
 from nf4.torch.bitsandbytes.dequantize import dequantize_4bit
 
 _DEQUANTIZE = "functional.dequantize_4bit"
@@ -82,6 +82,7 @@ def _ours(bitsandbytes: Any) -> dict[str, Callable[[Any], Any]]:
 def replace(bitsandbytes: Any, left_alone: Mapping[str, str], replaced: list[Replaced]) -> None:
     """Appends what it replaces, one by one, for give_back."""
     eager.given_back = False
+    own_kernels.take(bitsandbytes)
     _fast.take_packed(bitsandbytes.nn.Params4bit)
     for name, make in _ours(bitsandbytes).items():
         if name not in left_alone:

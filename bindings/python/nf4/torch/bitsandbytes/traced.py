@@ -48,6 +48,8 @@ def product(x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tenso
     rare."""
     if _private.is_exporting() or _private.is_transformed() or not operators.is_ours(x):
         return None
+    if not operators.is_for_graphs(x):
+        return None
     if not _is_plain(x, bias) or not _is_served(x, state):
         return None
     # A view is no Params4bit. To call an operator with one takes 4 us, for its __torch_function__,

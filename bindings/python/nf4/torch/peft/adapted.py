@@ -13,6 +13,7 @@ float32, and on a GPU never rounded to 16 bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +52,7 @@ def _adapter_grads(
 ) -> tuple[Tensor, Tensor]:
     """dA and dB."""
     a, b, scale = adapter
-    if grad_y.is_cuda and _private.is_idle() and _kernels.uses_lora_grad(len(a), grad_y.device):
+    if grad_y.is_cuda and _private.is_idle() and _kernels.uses_lora_grad(len(a), grad_y):
         made = _fast.lora_grads(grad_y, x, p, q, a, b, scale)
         if made is not None:
             return made
@@ -63,13 +64,18 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def product(
-    x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter
+    x: Tensor,
+    bias: Tensor | None,
+    weight: Parts,
+    adapter: Adapter,
+    base: Callable[..., Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """y and p = x A^T; None if nothing was done, as _fast.linear says."""
+    """y and p = x A^T; None if nothing was done, as _fast.linear says. base(x, bias, weight): what
+    multiplies by the weight alone, _fast.linear by default."""
     made = _fast.linear_adapted(x, bias, weight, *adapter)
     if made is not None:
         return made
-    y = _fast.linear(x, bias, weight)
+    y = (base or _fast.linear)(x, bias, weight)
     if y is None:
         return None
     with torch.no_grad():
@@ -128,7 +134,7 @@ def _grads(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     grad_bias = _operators.grad_of_bias(grad_y) if of_bias else None
     rank = len(a)
     idle = grad_y.is_cuda and of_x and _private.is_idle()
-    if idle and _kernels.uses_lora_grad(rank, grad_y.device):
+    if idle and _kernels.uses_lora_grad(rank, grad_y):
         fused = _kernels.uses_fused_grad(grad_y, weight, rank)
         made = _fast.adapted_grads(grad_y, x, p, weight, a, b, scale, fused)
         if made is not None:
@@ -150,14 +156,20 @@ def _differentiable(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     return *grads, _operators.grad_of_bias(grad_y) if of_bias else None, None
 
 
-def linear(x: Tensor, bias: Tensor | None, weight: Parts, adapter: Adapter) -> Tensor | None:
-    """The product, with gradients for x, A, B and bias; None if nothing was done, as _fast.linear
+def linear(
+    x: Tensor,
+    bias: Tensor | None,
+    weight: Parts,
+    adapter: Adapter,
+    base: Callable[..., Tensor | None] | None = None,
+) -> Tensor | None:
+    """The product, with gradients for x, A, B and bias; None if nothing was done, as `product`
     says."""
     a, b, scale = adapter
     records = torch.is_grad_enabled() and _private.any_requires_grad(x, a, b, bias)
     if records and not (a.requires_grad and b.requires_grad):
         return None  # a frozen half needs neither x nor p to be kept
-    made = product(x, bias, weight, adapter)
+    made = product(x, bias, weight, adapter, base)
     if made is None or not records:
         return made and made[0]
     return _Adapted.apply(x, a, b, bias, (*made, weight, scale))

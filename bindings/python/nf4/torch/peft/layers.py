@@ -159,7 +159,8 @@ def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
         return None
     if not _fits(adapter, x, dtype, autocast is not None):
         return None
-    y = adapted.linear(x.to(dtype) if casts else x, bias, weight, adapter)
+    multiply = getattr(type(base).forward, "nf4_linear", None)
+    y = adapted.linear(x.to(dtype) if casts else x, bias, weight, adapter, multiply)
     if y is None or not casts or type(base) in _OURS:
         return y
     return y.to(x.dtype)  # as a Linear4bit does
