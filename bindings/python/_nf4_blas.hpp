@@ -56,12 +56,13 @@ inline int32_t number_of(nf4_dtype dtype) {
                                    : codes.bfloat16;
 }
 
-// Rows of a matrix on a GPU, one distance apart, in 16 bits.
+// Rows of a matrix on a GPU, one distance apart, in 16 bits. transposed: those of the transpose.
 struct Rows {
   const void *data;
   nf4_dtype dtype;
   int32_t device;
   int64_t rows, cols, stride;
+  bool transposed = false;
 };
 
 inline bool read_rows(const dl_tensor &view, Rows &found) {
@@ -83,21 +84,24 @@ inline bool can_multiply(const Rows &left) {
   return blas.gemm != nullptr && blas.device(&device) == 0 && device == left.device;
 }
 
-// out = scale left right + kept out, contiguous, all of one dtype; summed in binary32.
+// out = scale left right + kept out, contiguous, all of one dtype; summed in binary32. `right` may
+// be transposed.
 inline void multiply(const Rows &left, const Rows &right, float scale, float kept, void *out) {
-  constexpr int kNoTranspose = 0, kCompute32F = 68, kDefault = -1;
+  constexpr int kNoTranspose = 0, kTranspose = 1, kCompute32F = 68, kDefault = -1;
   constexpr int kDefaultMath = 0, kNoReducedPrecisionReduction = 16;
   void *handle = nullptr;
   require_torch(blas.handle(&handle), "find its cuBLAS handle");
   const int type = left.dtype == NF4_DTYPE_FP16 ? 2 : 14;  // cudaDataType
-  const int rows = static_cast<int>(left.rows), cols = static_cast<int>(right.cols);
+  const int64_t columns = right.transposed ? right.rows : right.cols;
+  const int rows = static_cast<int>(left.rows), cols = static_cast<int>(columns);
   // cuBLAS is column-major, and so computes out^T = right^T left^T.
   int failed = blas.set_math_mode(handle, kNoReducedPrecisionReduction);
   if (failed == 0)
     failed =
-        blas.gemm(handle, kNoTranspose, kNoTranspose, cols, rows, static_cast<int>(right.rows),
-                  &scale, right.data, type, static_cast<int>(right.stride), left.data, type,
-                  static_cast<int>(left.stride), &kept, out, type, cols, kCompute32F, kDefault);
+        blas.gemm(handle, right.transposed ? kTranspose : kNoTranspose, kNoTranspose, cols, rows,
+                  static_cast<int>(left.cols), &scale, right.data, type,
+                  static_cast<int>(right.stride), left.data, type, static_cast<int>(left.stride),
+                  &kept, out, type, cols, kCompute32F, kDefault);
   blas.set_math_mode(handle, kDefaultMath);  // as torch leaves it
   if (failed != 0) throw std::runtime_error("nf4: cuBLAS failed");
 }

@@ -156,6 +156,12 @@ void multiply_fused(const Product<Kind> *products, size_t count, const dl_tensor
   });
 }
 
+// The rows of x in 16 bits; of an x that cuBLAS takes.
+inline bool read_left(const nf4_matmul_args &args, const dl_tensor &x, int64_t cols, Rows &left) {
+  left = {args.x, args.dtype, x.device_id, args.m, cols, args.x_stride};
+  return args.dtype != NF4_DTYPE_FP32 && fits(args.m, 1) && fits(cols, 1) && fits(args.x_stride, 1);
+}
+
 // On a GPU by a dense weight, which is torch's until the stream has used it.
 template <class Kind>
 void multiply_dense(const Product<Kind> &product, const dl_tensor &x) {
@@ -165,14 +171,19 @@ void multiply_dense(const Product<Kind> &product, const dl_tensor &x) {
   const CurrentDevice current(device);
   const Tensor dense = Tensor::empty({rows, cols}, dtype, codes.cuda, device);
   dequantize_to(dense.data(), x, product.weight);
+  Rows left{};
+  if (args.bias == nullptr && args.y_stride == rows && fits(rows, 1) &&
+      read_left(args, x, cols, left))
+    return multiply(left, {dense.data(), args.dtype, device, rows, cols, cols, true}, 1, 0, args.y);
   const Tensor transposed = borrowed(dense.data(), {cols, rows}, {1, cols}, dtype, device);
-  const Tensor left = borrowed(args.x, {m, cols}, {args.x_stride, 1}, dtype, device);
+  const Tensor factor = borrowed(args.x, {m, cols}, {args.x_stride, 1}, dtype, device);
   const Tensor y = borrowed(args.y, {m, rows}, {args.y_stride, 1}, dtype, device);
   if (args.bias == nullptr)
-    return require_torch(blas.mm(y.handle(), left.handle(), transposed.handle()), "multiply");
+    return require_torch(blas.mm(y.handle(), factor.handle(), transposed.handle()), "multiply");
   const Tensor bias = borrowed(args.bias, {rows}, {1}, dtype, device);
-  require_torch(blas.addmm(y.handle(), bias.handle(), left.handle(), transposed.handle(), 1.0, 1.0),
-                "multiply and add");
+  require_torch(
+      blas.addmm(y.handle(), bias.handle(), factor.handle(), transposed.handle(), 1.0, 1.0),
+      "multiply and add");
 }
 
 // Products of one x, each in the way that is expected to take less time (_nf4_paths.hpp).

@@ -18,17 +18,23 @@ namespace {
 
 using namespace nf4_torch;
 
-// None if nothing was done; False if that is because a dense weight is expected to be faster.
+// None if nothing was done. `peer`: called with the three where a dense weight is expected to be
+// faster, or NULL; what it returns is returned, unless that is None.
 template <class Kind>
-PyObject *linear_of(PyObject *given_x, PyObject *given_bias, PyObject *given, bool fused) {
+PyObject *linear_of(PyObject *const *given, PyObject *peer) {
+  PyObject *const given_x = given[0], *const given_bias = given[1];
   View x, bias, of_y;
   WeightViews<Kind> weight{};
   Product<Kind> product;
   if (!view_plain(given_x, x)) return none();
   if (given_bias != Py_None && (!view_of(given_bias, bias) || is_negative(given_bias)))
     return none();
-  if (!view_weight(given, weight) || read_product(*x, bias, weight, product)) return none();
-  if (fused && prefers_dense(product, *x)) Py_RETURN_FALSE;
+  if (!view_weight(given[2], weight) || read_product(*x, bias, weight, product)) return none();
+  if (peer != nullptr && prefers_dense(product, *x)) {
+    PyObject *const y = PyObject_CallFunctionObjArgs(peer, given_x, given_bias, given[2], nullptr);
+    if (y != Py_None) return y;
+    Py_DECREF(y);
+  }
   PyObject *y = new_output(given_x, *x, product.weight.rows);
   if (y == nullptr) return nullptr;
   // A mode of torch may have made something else.
@@ -53,14 +59,16 @@ bool dequantize_of(PyObject *given_out, PyObject *given) {
 
 PyDoc_STRVAR(
     linear_doc,
-    "linear(x, bias, weight, fused=False)\n--\n\n"
+    "linear(x, bias, weight, peer=None)\n--\n\n"
     "y = x W^T + bias on torch's current stream, in a new tensor; None if nothing was done "
-    "and the call is left to the general way. fused: False, and nothing is done, where a dense "
-    "weight is expected to be faster.");
+    "and the call is left to the general way. peer(x, bias, weight) is called where a dense weight "
+    "is expected to be faster than libnf4's kernel; what it returns is returned, unless that is "
+    "None.");
 PyObject *linear(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   if (count != 4 && !count_is(count, 3)) return nullptr;
+  PyObject *const peer = count == 4 && arguments[3] != Py_None ? arguments[3] : nullptr;
   const auto of_kind = is_int4(arguments[2]) ? linear_of<Int4> : linear_of<Codebook>;
-  return of_kind(arguments[0], arguments[1], arguments[2], count == 4 && arguments[3] == Py_True);
+  return of_kind(arguments, peer);
 }
 
 PyDoc_STRVAR(dequantize_doc,

@@ -1,6 +1,7 @@
 // The rules behind nf4_*_path. Figures: docs/design/path.md.
 #include "cuda/path.hpp"
 
+#include "cuda/dequant/int4_choose.hpp"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/mma/tile.hpp"
 
@@ -9,20 +10,25 @@ namespace {
 
 nf4_path fused_if(bool fused) { return fused ? NF4_PATH_FUSED : NF4_PATH_DENSE; }
 
-// mma_64x64 waits for memory in every K-tile. It is faster than two launches while each CTA has
-// few of them.
+// K-tiles of mma_64x64, which waits for memory in each of them, that a CTA can have in the time of
+// two launches: of weights with a codebook, of integers, and without tensor cores.
+constexpr int64_t kCodebookKTiles = 4, kInt4KTiles = 8, kFmaKTiles = 1;
+
 template <class W>
-bool mma_is_short(const MatmulProblemOf<W> &problem, const GpuFacts &gpu) {
+bool mma_is_short(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int64_t most) {
   const int64_t tiles =
       ceil_divide(problem.weight.rows, kMmaTileN) * ceil_divide(problem.m, kMmaTileM);
   const int64_t waves = ceil_divide(tiles, gpu.multiprocessors);
   const int64_t k_tiles = ceil_divide(problem.weight.cols, kMmaTileK);
-  return waves * k_tiles <= (gpu.tensor_cores && problem.dtype != NF4_DTYPE_FP32 ? 4 : 1);
+  const bool tensor_cores = gpu.tensor_cores && problem.dtype != NF4_DTYPE_FP32;
+  return waves * k_tiles <= (tensor_cores ? most : kFmaKTiles);
 }
 
-// Few rows of x times integers have an mma kernel that clusters of CTAs share along K.
-bool has_mma_few(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
-  return gpu.tensor_cores && problem.m <= kFewRowsOfX;
+// The kernel that dequantizes integers in small groups, or in another order of columns, takes
+// longer than mma_64x64 with up to so many rows of x.
+bool dequant_is_slow(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
+  constexpr int64_t kRows = 256;
+  return gpu.tensor_cores && !can_align(problem.weight) && problem.m <= kRows;
 }
 
 // With an adapter of these ranks the gradient's kernels save q A, too: up to so many rows of dY,
@@ -37,23 +43,28 @@ bool adapter_pays(const GradProblem &problem, const GpuFacts &gpu) {
   return waves <= 1 || waves >= 5 || missing <= 0.25;
 }
 
-// Mean rows of an expert from which dequantizing all experts takes less time than their kernels,
-// which read a weight anew for every few rows of x.
+// Mean rows of an expert from which on dequantizing all experts is expected to take less time than
+// their kernels, which decode a weight anew for every 16 or 64 rows of x. Off Hopper and data
+// center Blackwell torch multiplies dense experts one by one, so that these are not the rows from
+// which on an H200 would be faster.
+constexpr double kExpertRows = 128, kFmaExpertRows = 4;
+
 template <class W>
 nf4_path path_of_experts(const GroupedProblemOf<W> &problem, int config, const GpuFacts &gpu) {
   if (is_wgmma(config)) return NF4_PATH_FUSED;
   const double rows = static_cast<double>(problem.m) / problem.experts;
-  return fused_if(rows <= (gpu.tensor_cores ? 96.0 : 0.25));
+  return fused_if(rows <= (gpu.tensor_cores ? kExpertRows : kFmaExpertRows));
 }
 
 }  // namespace
 
 nf4_path path_of(const MatmulProblem &problem, int config, const GpuFacts &gpu) {
-  return fused_if(config != kMma64x64 || mma_is_short(problem, gpu));
+  return fused_if(config != kMma64x64 || mma_is_short(problem, gpu, kCodebookKTiles));
 }
 
 nf4_path path_of(const Int4MatmulProblem &problem, int config, const GpuFacts &gpu) {
-  return fused_if(config != kMma64x64 || has_mma_few(problem, gpu) || mma_is_short(problem, gpu));
+  return fused_if(config != kMma64x64 || dequant_is_slow(problem, gpu) ||
+                  mma_is_short(problem, gpu, kInt4KTiles));
 }
 
 nf4_path path_of(const GradProblem &problem, int config, const GpuFacts &gpu) {

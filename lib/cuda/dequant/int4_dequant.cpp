@@ -15,19 +15,6 @@ bool forced_any = false;
 
 constexpr int64_t kPrefetchBytes = 4 << 20;
 
-// What an aligned kernel loads at once.
-bool has_aligned_parts(const Int4Weight &weight) {
-  switch (weight.layout) {
-    case NF4_INT4_GPTQ:
-      return weight.rows % 2 == 0 && is_multiple(weight.packed, 8) && is_multiple(weight.scales, 4);
-    case NF4_INT4_AWQ:
-      return weight.rows % 32 == 0 && is_multiple(weight.packed, 16) &&
-             is_multiple(weight.scales, 8);
-    default:
-      return true;
-  }
-}
-
 constexpr const Int4Tiling &tiling_of(nf4_int4_layout layout) {
   return layout == NF4_INT4_GPTQ  ? kGptqTiling
          : layout == NF4_INT4_AWQ ? kAwqTiling
@@ -65,11 +52,7 @@ int64_t set_tiles(const Int4Weight &weight, Int4DequantArgs &args) {
 }  // namespace
 
 bool is_aligned(const Int4DequantProblem &problem) {
-  const Int4Weight &weight = problem.weight;
-  return !forced_any && weight.group_size % kInt4StripColumns == 0 && weight.g_idx == nullptr &&
-         weight.permutation == nullptr && std::max(weight.rows, weight.cols) <= INT32_MAX &&
-         weight.elements / kInt4StripColumns <= INT32_MAX && is_multiple(problem.out, 16) &&
-         has_aligned_parts(weight);
+  return !forced_any && can_align(problem.weight) && is_multiple(problem.out, 16);
 }
 
 void force_int4_dequant_any(bool any) { forced_any = any; }

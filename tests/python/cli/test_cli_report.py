@@ -275,14 +275,28 @@ def test_doctor_shows_a_gpu(monkeypatch, capsys):
             driver_version=13010,
             runtime_version=13000,
             dequant_variant="sm90" if index == 0 else "",
+            shared_memory_bytes=227 << 10,
+            timed=index == 0,
         )
 
+    rows = {"nf4": None, "int4": 16}
     monkeypatch.setattr(nf4, "device_info", device)
+    monkeypatch.setattr(doctor._paths, "fused_rows", lambda kind, index: rows[kind])
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "GPU 0      NVIDIA H200, sm_90, 132 multiprocessors, 150.0 GB" in text
     assert "driver CUDA 13.1, runtime CUDA 13.0" in text
     assert "kernels sm90" in text
+    assert (
+        "products: NF4 and FP4 by libnf4's kernels; integers by libnf4's kernels up to 16 rows of "
+        "x, then dequantize and a dense product"
+    ) in text
+    assert "these ways are timed on GPUs of this kind" in text
+    presumed = doctor._gpu_lines(
+        {**doctor._gpus(device(0))[0], "timed": False, "fused_rows": {"nf4": 0, "int4": 16}}
+    )
+    assert "NF4 and FP4 by dequantize and a dense product; integers" in presumed[-2]
+    assert presumed[-1].endswith("presumed, as nobody has timed libnf4 on GPUs of this kind")
     needed = "not used: no kernel for sm_35; libnf4 needs compute capability 7.5 (Turing) or later"
     assert text.splitlines().count(f"           {needed}") == 1  # the CPU's are not used
     assert "GPU memory by sm90" in text.splitlines()[-1]
@@ -295,7 +309,7 @@ def test_doctor_names_the_driver_that_is_wanted(proc, monkeypatch, tmp_path, cap
         index=0, usable=False, reason="cudaGetDeviceCount: CUDA driver version is insufficient",
         status="NF4_STATUS_NO_DEVICE", device_count=0, name="", compute_capability=(0, 0),
         multiprocessors=0, memory_bytes=0, driver_version=12040, runtime_version=13000,
-        dequant_variant="",
+        dequant_variant="", shared_memory_bytes=0, timed=False,
     )  # fmt: skip
     if proc is not None:
         (tmp_path / "version").write_text(proc)

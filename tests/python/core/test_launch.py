@@ -166,6 +166,8 @@ def test_device_info(fake):
         driver_version=13000,
         runtime_version=13010,
         dequant_variant="sm90",
+        shared_memory_bytes=99 << 10,
+        timed=False,
     )
     ctypes.c_int32.in_dll(fake, "fake_status").value = _abi.STATUS_UNSUPPORTED_DEVICE
     device = nf4.device_info(0)

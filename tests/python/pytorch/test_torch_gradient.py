@@ -142,90 +142,24 @@ def test_weights_of_more_dimensions(way):
 # ---- Which way ---------------------------------------------------------------------------
 
 
-class Gpu:
-    """What uses_fused_grad asks of a gradient on a GPU."""
+def test_a_dense_weight_is_used_where_the_library_says_so(monkeypatch):
+    """What it says is in tests/standin_cuda/check_paths.cpp."""
+    weight, asked = WeightParts.of(weight_of()), []
 
-    is_cuda, device = True, torch.device("cuda", 0)
+    def answer(grad_y, weight, rank):
+        asked.append(rank)
+        return rank == 8
 
-    def __init__(self, m, rows, dtype):
-        self.elements, self.dtype = m * rows, DTYPES[dtype]
-
-    def numel(self):
-        return self.elements
-
-    def dim(self):
-        return 2
-
-
-WIDE = {"shape": (ROWS, 256)}
+    monkeypatch.setattr(_kernels._paths, "grad_prefers_dense", answer)
+    grad_y = torch.empty(M, ROWS)
+    assert _kernels.uses_fused_grad(grad_y, weight)
+    assert not _kernels.uses_fused_grad(grad_y, weight, 8)
+    assert asked == [0, 8]
 
 
-@pytest.mark.parametrize(
-    ("m", "dtype", "capability", "options", "fused"),
-    [
-        (16, "bf16", 8, WIDE, False),
-        (16, "bf16", 9, WIDE, True),
-        (16, "fp16", 10, WIDE, True),
-        (17, "bf16", 10, WIDE, False),
-        (16, "bf16", 10, {}, False),
-        (16, "bf16", 9, {}, True),
-        (16, "bf16", 10, WIDE | OWN, False),
-        (16, "bf16", 10, WIDE | {"blocksize": 128}, False),
-        (16, "fp32", 9, WIDE, False),
-        (1024, "fp16", 9, {}, True),
-        (1025, "fp16", 9, {}, False),
-        (17, "bf16", 8, {}, False),
-        (17, "bf16", 9, {"shape": (ROWS, COLS + 1)}, False),
-        (17, "bf16", 9, {"shape": (ROWS + 1, COLS)}, False),
-        (17, "bf16", 9, {"blocksize": 32}, False),
-        (17, "bf16", 9, OWN, False),
-        (17, "fp16", 9, OWN, False),
-        (17, "fp16", 9, OWN | {"shape": (128, COLS)}, True),
-    ],
-)
-def test_which_way_a_gpu_takes(m, dtype, capability, options, fused, monkeypatch):
-    monkeypatch.setattr(_kernels, "_capability", lambda _: capability)
-    given = dict(options)
-    weight = nf4.torch.quantize(torch.randn(given.pop("shape", (ROWS, COLS))), **given)
-    grad_y = Gpu(m, weight.shape[0], dtype)
-    assert _kernels.uses_fused_grad(grad_y, WeightParts.of(weight)) == fused
-
-
-@pytest.mark.parametrize(
-    ("m", "cols", "rank", "fused"),
-    [
-        (2048, 4096, 16, True),  # 1.94 waves
-        (2048, 4096, 17, False),
-        (2048, 4096, 0, False),
-        (1536, 4096, 16, False),  # 1.45
-        (1536, 1024, 8, True),  # 0.36
-        (2560, 4096, 16, False),  # 2.42
-        (4096, 4096, 8, True),  # 3.88
-        (4096, 4096, 4, False),  # whose p libnf4 makes before dY W
-        (1536, 14336, 16, True),  # 5.09
-        (4097, 14336, 16, False),
-    ],
-)
-def test_which_way_a_gpu_takes_with_an_adapter(m, cols, rank, fused, monkeypatch):
-    monkeypatch.setattr(_kernels, "_capability", lambda _: 9)
-    monkeypatch.setattr(_kernels, "_multiprocessors", lambda _: 132)
-    weight = WeightParts.of(nf4.torch.quantize(torch.zeros(ROWS, cols)))
-    assert _kernels.uses_fused_grad(Gpu(m, ROWS, "bf16"), weight, rank) == fused
-
-
-@pytest.mark.parametrize(
-    ("rank", "capability", "takes"), [(64, 8, True), (65, 9, False), (8, 7, False), (1, 12, True)]
-)
-def test_which_way_an_adapters_gradients_take(rank, capability, takes, monkeypatch):
-    monkeypatch.setattr(_kernels, "_capability", lambda _: capability)
-    assert _kernels.uses_lora_grad(rank, Gpu.device) == takes
-
-
-@pytest.mark.parametrize("amx", [False, True])
-def test_which_way_a_cpu_takes(amx, monkeypatch):
-    monkeypatch.setattr(_kernels, "_has_amx", lambda: amx)
-    weight, most = WeightParts.of(weight_of()), 16 if amx else 256
-    assert _kernels.uses_fused_grad(torch.empty(most, ROWS, dtype=torch.bfloat16), weight)
-    assert not _kernels.uses_fused_grad(torch.empty(most + 1, ROWS, dtype=torch.bfloat16), weight)
+def test_the_answers_of_the_library_on_a_cpu():
+    weight = WeightParts.of(weight_of())
+    for m, fused in ((16, True), (257, False)):
+        assert _kernels.uses_fused_grad(torch.empty(m, ROWS, dtype=torch.bfloat16), weight) == fused
     for dtype in (torch.float16, torch.float32):
         assert _kernels.uses_fused_grad(torch.empty(4096, ROWS, dtype=dtype), weight)

@@ -22,10 +22,12 @@ from nf4.torch._schemas import Parts  # C++ has kernels for operators that are d
 
 
 def linear(
-    x: Tensor, bias: Tensor | None, weight: Parts, fused: bool = False
-) -> Tensor | bool | None:
-    """y = x W^T + bias; None if nothing was done. fused: False, and nothing is done, where a dense
-    weight is expected to be faster."""
+    x: Tensor, bias: Tensor | None, weight: Parts, peer: Callable[..., Any] | None = None
+) -> Tensor | None:
+    """y = x W^T + bias; None if nothing was done.
+
+    peer(x, bias, weight) is called where a dense weight is expected to be faster than libnf4's
+    kernel; what it returns is returned, unless that is None."""
     return None
 
 

@@ -44,9 +44,19 @@ def _threads(tensor: Tensor) -> int:
 # ---- y = x W^T + bias ------------------------------------------------------------------
 
 
+# Another library's kernel for the same weights, where one is loaded: what _fast.linear calls its
+# peer.
+peer: Callable[[Tensor, Tensor | None, Any], Tensor | None] | None = None
+
+
+def fast_linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor | None:
+    """The fast way; None if nothing was done."""
+    return _fast.linear(x, bias, weight, peer)
+
+
 def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """In the dtype of x."""
-    y = _fast.linear(x, bias, weight)
+    y = fast_linear(x, bias, weight)
     return general_linear(x, bias, weight) if y is None else y
 
 

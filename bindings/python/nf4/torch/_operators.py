@@ -64,7 +64,7 @@ def _linear_below(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
 
 def _linear_idle(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """Where only a tensor that is not plain needs the dispatcher."""
-    y = _fast.linear(x, bias, weight)
+    y = _kernels.fast_linear(x, bias, weight)
     return _general_idle(x, bias, weight) if y is None else y
 
 
@@ -343,7 +343,7 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     if not torch.compiler.is_dynamo_compiling() and type(x) is Tensor and _private.is_idle():
         if _private.any_autocast():
             x, bias = cast(x, bias)
-        records, y = torch.is_grad_enabled(), _fast.linear(x, bias, weight)
+        records, y = torch.is_grad_enabled(), _fast.linear(x, bias, weight, _kernels.peer)
         if y is not None:  # of a weight that requires no grad
             if records and _private.any_requires_grad(x, bias):
                 return _Recorded.apply(x, bias, (y, weight))

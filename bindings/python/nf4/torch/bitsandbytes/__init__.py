@@ -5,8 +5,10 @@ When bitsandbytes is imported, it calls nf4's entry point bitsandbytes.backends,
 `register`.
 
 Served, on the CPU and on GPUs that libnf4 has kernels for:
-    gemm_4bit           x W^T + bias, flat or nested. More than 16 rows of fp32 on a GPU
-                        stay with bitsandbytes
+    gemm_4bit           x W^T + bias, flat or nested. On a GPU where libnf4's own kernel is not
+                        expected to be faster (nf4_matmul_path in nf4.h), bitsandbytes' kernel
+                        where it has one for so many rows of x, else a dense product with libnf4's
+                        dequantize
     dequantize_4bit     and its .out: bit-equal to bitsandbytes' CUDA kernels
     functional.dequantize_4bit
                         the function that is given the QuantState. bitsandbytes dequantizes nested
@@ -28,7 +30,7 @@ Left alone:
     functions whose source is not one that replacements.py knows, and patches
 
 Files: operators.py (kernels), replacements.py (which functions), eager.py, traced.py and
-dequantize.py (what takes their place).
+dequantize.py (what takes their place), own_kernels.py (bitsandbytes' own kernels).
 """
 
 from __future__ import annotations

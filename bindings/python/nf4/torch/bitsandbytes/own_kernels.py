@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nf4.torch import _fast
+from nf4.torch import _fast, _kernels, _private
 from nf4.torch._replacing import is_known
 from nf4.torch._state import as_bytes
+from nf4.torch._weight import WeightParts
 
 # What the source of the function that launches a kernel begins with in SHA-256.
 _LAUNCH = ("a4b8c79eb7197a8c",)
+_NESTED_BLOCKSIZE = 256  # that of its kernels
 
 
 class _Own(NamedTuple):
@@ -34,45 +36,56 @@ _own: list[_Own] = []
 
 
 def take(bitsandbytes: Any) -> None:
-    """Finds the functions of the imported bitsandbytes, where they are those that are known."""
+    """Finds the functions of the imported bitsandbytes, where they are those that are known, for
+    its layers and for those of nf4.torch."""
     backends = getattr(bitsandbytes, "backends", None)
     ops = getattr(getattr(backends, "cuda", None), "ops", None)
     launch = getattr(ops, "_gemm_4bit_kernel_impl", None)
     is_faster = getattr(ops, "_gemm_4bit_use_custom_fn", None)
     most_rows = getattr(ops, "_gemm_4bit_custom_max_m", None)
-    _own.clear()
+    give_back()
     if is_known(launch, _LAUNCH) and callable(is_faster) and type(most_rows) is int:
         _own.append(_Own(is_faster, most_rows, launch))
+        _kernels.peer = multiply
 
 
-def _launch(own: _Own, x: Tensor, bias: Tensor | None, weight: Any) -> Tensor | None:
-    """y by bitsandbytes' kernel; None where a dense product is faster, or the kernel does not take
-    the operands."""
-    packed, absmax, nested_absmax, code, offset, _, spec = weight
-    rows, cols, _, blocksize = spec[:4]
+def give_back() -> None:
+    _own.clear()
+    _kernels.peer = None
+
+
+def multiply(x: Tensor, bias: Tensor | None, weight: Any) -> Tensor | None:
+    """y = x W^T + bias by bitsandbytes' kernel; None where a dense product is faster, or no kernel
+    takes the operands. weight: a WeightParts, or the fields of one."""
+    if not _own or len(weight) != len(WeightParts._fields):
+        return None
+    own = _own[0]
+    packed, absmax, nested_absmax, code, offset, codebook, spec = weight
+    rows, cols, _, blocksize, nested_blocksize = spec[:5]
     m = x.numel() // cols
-    if m > own.most_rows or cols % blocksize != 0:
+    if m > own.most_rows or cols % blocksize != 0 or codebook is not None:
+        return None
+    if nested_blocksize not in (0, _NESTED_BLOCKSIZE):
         return None
     if not own.is_faster(x.device.index, x.dtype, m, rows, cols):
         return None
     scales = absmax if nested_absmax is None else nested_absmax
-    if scales.dtype != torch.float32:
-        return None
-    if bias is not None and (bias.dtype != x.dtype or bias.dim() != 1):
+    if scales.dtype != torch.float32 or (bias is not None and bias.dtype != x.dtype):
         return None
     nested = () if nested_absmax is None else (absmax, code, offset)
-    packed = as_bytes(packed.detach())
+    with _private.no_torch_function():  # a Params4bit has one
+        packed = as_bytes(packed.data)
     return own.launch(x, packed, (rows, cols), scales, blocksize, spec[6], bias, *nested)
+
+
+def _multiply_or_leave(x: Tensor, bias: Tensor | None, weight: Any) -> Any:
+    """multiply, and NotImplemented for a bitsandbytes whose kernels are unknown."""
+    return multiply(x, bias, weight) if _own else NotImplemented
 
 
 def linear(x: Tensor, bias: Tensor | None, weight: Any) -> Tensor | None:
     """y = x W^T + bias in the way that is expected to take least time: by libnf4's kernel, by
-    bitsandbytes', or by a dense weight. None where nothing was done, as _fast.linear says, and for
-    a bitsandbytes whose kernels are unknown, which chooses by itself."""
-    y = _fast.linear(x, bias, weight, True)
-    if y is not False:
-        return y
-    if not _own:
-        return None
-    y = _launch(_own[0], x, bias, weight)
-    return _fast.linear(x, bias, weight) if y is None else y
+    bitsandbytes', or by a dense weight. None where nothing was done, as _fast.linear says, and
+    where bitsandbytes has to choose by itself."""
+    y = _fast.linear(x, bias, weight, _multiply_or_leave)
+    return None if y is NotImplemented else y

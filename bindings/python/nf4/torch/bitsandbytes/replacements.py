@@ -97,5 +97,6 @@ def replace(bitsandbytes: Any, left_alone: Mapping[str, str], replaced: list[Rep
 
 def give_back(replaced: list[Replaced]) -> None:
     eager.given_back = True
+    own_kernels.give_back()
     for each in reversed(replaced):
         each.give_back()

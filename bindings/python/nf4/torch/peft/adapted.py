@@ -71,11 +71,11 @@ def product(
     base: Callable[..., Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """y and p = x A^T; None if nothing was done, as _fast.linear says. base(x, bias, weight): what
-    multiplies by the weight alone, _fast.linear by default."""
+    multiplies by the weight alone, _kernels.fast_linear by default."""
     made = _fast.linear_adapted(x, bias, weight, *adapter)
     if made is not None:
         return made
-    y = (base or _fast.linear)(x, bias, weight)
+    y = (base or _kernels.fast_linear)(x, bias, weight)
     if y is None:
         return None
     with torch.no_grad():

@@ -1,0 +1,267 @@
+// Which way a product is expected to take less time, on each kind of GPU: what is conservative
+// where nobody has timed libnf4, and Hopper's own choices.
+#include <cstdint>
+#include <string>
+
+#include "standin_cuda/child.hpp"
+#include "standin_cuda/machines.hpp"
+#include "support/catch.hpp"
+
+using namespace nf4::test::standin;
+
+namespace {
+
+constexpr nf4_path kFused = NF4_PATH_FUSED, kDense = NF4_PATH_DENSE;
+
+struct Shape {
+  int64_t rows = 4096, cols = 4096;
+  int32_t blocksize = 64, group_size = 128;
+  bool codebook = false, g_idx = false, permutation = false;
+  int32_t rank = 0;
+};
+
+// Pointers are numbers: nothing is read through them.
+template <class T = void>
+T *some() {
+  return reinterpret_cast<T *>(uintptr_t{4096});
+}
+
+nf4_tensor codes(const Shape &shape) {
+  nf4_tensor weight{};
+  weight.struct_size = sizeof weight;
+  weight.format = NF4_FORMAT_NF4;
+  weight.blocksize = shape.blocksize;
+  weight.nested_blocksize = 256;
+  weight.rows = shape.rows;
+  weight.cols = shape.cols;
+  weight.packed = some();
+  if (shape.codebook) weight.codebook = some<const float>();
+  return weight;
+}
+
+nf4_int4_tensor integers(nf4_int4_layout layout, const Shape &shape) {
+  nf4_int4_tensor weight{};
+  weight.struct_size = sizeof weight;
+  weight.layout = layout;
+  weight.scales_dtype = NF4_DTYPE_FP16;
+  weight.group_size = shape.group_size;
+  weight.zero_offset = layout == NF4_INT4_GPTQ ? 1 : 0;
+  weight.rows = shape.rows;
+  weight.cols = shape.cols;
+  weight.packed = weight.scales = weight.zeros = some();
+  if (shape.g_idx) weight.g_idx = some<const int32_t>();
+  if (shape.permutation) weight.permutation = some<const int32_t>();
+  return weight;
+}
+
+nf4_matmul_args args_of(nf4_dtype dtype, int64_t m, int64_t columns, int64_t outputs) {
+  nf4_matmul_args args{};
+  args.struct_size = sizeof args;
+  args.dtype = dtype;
+  args.m = m;
+  args.x = some();
+  args.x_stride = columns;
+  args.y_stride = outputs;
+  return args;
+}
+
+using Ask = nf4_status (*)(nf4_dtype dtype, int64_t m, const Shape &shape, nf4_path *path);
+
+nf4_status forward(nf4_dtype dtype, int64_t m, const Shape &shape, nf4_path *path) {
+  const nf4_tensor weight = codes(shape);
+  const nf4_matmul_args args = args_of(dtype, m, shape.cols, shape.rows);
+  return nf4_matmul_path(&weight, &args, 0, path);
+}
+nf4_status gradient(nf4_dtype dtype, int64_t m, const Shape &shape, nf4_path *path) {
+  const nf4_tensor weight = codes(shape);
+  nf4_matmul_args args = args_of(dtype, m, shape.rows, shape.cols);
+  nf4_lora lora{};
+  lora.struct_size = sizeof lora;
+  lora.dtype = dtype;
+  lora.rank = shape.rank;
+  lora.a_stride = shape.cols;
+  lora.b_stride = shape.rank;
+  if (shape.rank > 0) args.lora = &lora;
+  return nf4_matmul_grad_path(&weight, &args, 0, path);
+}
+template <nf4_int4_layout layout>
+nf4_status int4(nf4_dtype dtype, int64_t m, const Shape &shape, nf4_path *path) {
+  const nf4_int4_tensor weight = integers(layout, shape);
+  const nf4_matmul_args args = args_of(dtype, m, shape.cols, shape.rows);
+  return nf4_int4_matmul_path(&weight, &args, 0, path);
+}
+constexpr Ask gptq = int4<NF4_INT4_GPTQ>, awq = int4<NF4_INT4_AWQ>;
+
+nf4_grouped_args grouped_args(nf4_dtype dtype, int64_t m, int64_t columns, int64_t outputs) {
+  nf4_grouped_args args{};
+  args.struct_size = sizeof args;
+  args.dtype = dtype;
+  args.experts = 128;
+  args.m = args.x_rows = m;
+  args.x = some();
+  args.x_stride = columns;
+  args.y_stride = outputs;
+  args.ends = some<const int32_t>();
+  return args;
+}
+nf4_status experts(nf4_dtype dtype, int64_t m, const Shape &, nf4_path *path) {
+  const nf4_tensor weight = codes({128 * 1536, 2048});
+  const nf4_grouped_args args = grouped_args(dtype, m, 2048, 1536);
+  return nf4_matmul_grouped_path(&weight, &args, 0, path);
+}
+nf4_status experts_gradient(nf4_dtype dtype, int64_t m, const Shape &, nf4_path *path) {
+  const nf4_tensor weight = codes({128 * 1536, 2048});
+  const nf4_grouped_args args = grouped_args(dtype, m, 1536, 2048);
+  return nf4_matmul_grouped_grad_path(&weight, &args, 0, path);
+}
+nf4_status int4_experts(nf4_dtype dtype, int64_t m, const Shape &shape, nf4_path *path) {
+  Shape of_expert = shape;
+  of_expert.rows = 1536;
+  of_expert.cols = 2048;
+  const nf4_int4_tensor weight = integers(NF4_INT4_GPTQ, of_expert);
+  const nf4_grouped_args args = grouped_args(dtype, m, 2048, 1536);
+  return nf4_int4_matmul_grouped_path(&weight, &args, 0, path);
+}
+nf4_status lora_grad(nf4_dtype dtype, int64_t m, const Shape &shape, nf4_path *path) {
+  nf4_lora_grad_args args{};
+  args.struct_size = sizeof args;
+  args.dtype = args.grad_dtype = dtype;
+  args.rank = shape.rank;
+  args.m = m;
+  args.rows = args.cols = args.x_stride = args.dy_stride = args.da_stride = 4096;
+  args.db_stride = shape.rank;
+  args.da = args.db = some();
+  return nf4_lora_grad_path(&args, 0, path);
+}
+
+constexpr nf4_dtype kFp32 = NF4_DTYPE_FP32, kFp16 = NF4_DTYPE_FP16, kBf16 = NF4_DTYPE_BF16;
+
+Shape sized(int64_t rows, int64_t cols) { return {rows, cols}; }
+Shape blocks_of(int32_t size) {
+  Shape shape;
+  shape.blocksize = size;
+  return shape;
+}
+Shape groups_of(int32_t size) {
+  Shape shape;
+  shape.group_size = size;
+  return shape;
+}
+Shape ranks(int32_t rank, int64_t cols = 4096) {
+  Shape shape;
+  shape.cols = cols;
+  shape.rank = rank;
+  return shape;
+}
+Shape with(bool Shape::*what) {
+  Shape shape;
+  shape.*what = true;
+  return shape;
+}
+
+struct Row {
+  Ask ask;
+  nf4_dtype dtype;
+  int64_t m;
+  Shape shape;
+  nf4_path t4, a100, l4, h200, b200;
+};
+
+const Row kRows[] = {
+    // Few rows of x by skinny kernels, where their shared memory fits; many by wgmma.
+    {forward, kFp16, 1, {}, kDense, kFused, kDense, kFused, kFused},
+    {forward, kBf16, 16, {}, kDense, kFused, kDense, kFused, kFused},
+    {forward, kBf16, 17, {}, kDense, kDense, kDense, kFused, kDense},
+    {forward, kFp16, 4096, {}, kDense, kDense, kDense, kFused, kDense},
+    {forward, kFp32, 1, {}, kDense, kFused, kDense, kFused, kFused},
+    {forward, kFp32, 17, {}, kDense, kDense, kDense, kDense, kDense},
+    // What only mma_64x64 multiplies, also on Hopper; and where it has little to do.
+    {forward, kBf16, 1, blocks_of(32), kDense, kDense, kDense, kDense, kDense},
+    {forward, kBf16, 64, sized(4096, 264), kDense, kDense, kDense, kDense, kDense},
+    {forward, kBf16, 64, sized(1024, 200), kDense, kFused, kFused, kFused, kFused},
+    {forward, kFp16, 64, sized(1024, 64), kFused, kFused, kFused, kFused, kFused},
+    {forward, kBf16, 0, {}, kFused, kFused, kFused, kFused, kFused},
+    // Integers fit 99 KiB. Small groups are slow to dequantize.
+    {gptq, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused},
+    {gptq, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused},
+    {gptq, kBf16, 17, {}, kDense, kDense, kDense, kFused, kDense},
+    {gptq, kBf16, 64, groups_of(32), kDense, kFused, kFused, kFused, kFused},
+    {gptq, kBf16, 257, groups_of(32), kDense, kDense, kDense, kDense, kDense},
+    {gptq, kBf16, 4, with(&Shape::g_idx), kDense, kFused, kFused, kFused, kFused},
+    {gptq, kBf16, 300, with(&Shape::permutation), kDense, kDense, kDense, kFused, kDense},
+    {gptq, kFp32, 1, {}, kDense, kDense, kDense, kDense, kDense},
+    {awq, kBf16, 1, {}, kDense, kDense, kDense, kFused, kFused},
+    {awq, kBf16, 1, sized(4096, 512), kDense, kFused, kFused, kFused, kFused},
+    // The gradient.
+    {gradient, kBf16, 16, {}, kDense, kDense, kDense, kFused, kFused},
+    {gradient, kBf16, 16, with(&Shape::codebook), kDense, kDense, kDense, kDense, kDense},
+    {gradient, kFp16, 17, {}, kDense, kDense, kDense, kFused, kDense},
+    {gradient, kBf16, 1024, {}, kDense, kDense, kDense, kFused, kDense},
+    {gradient, kBf16, 1025, {}, kDense, kDense, kDense, kDense, kDense},
+    {gradient, kFp32, 16, {}, kDense, kDense, kDense, kDense, kDense},
+    {gradient, kFp16, 17, blocks_of(32), kDense, kDense, kDense, kDense, kDense},
+    // With an adapter, by the waves of an H200: 1.94, 1.45, 0.36, 3.88 and 5.09.
+    {gradient, kBf16, 2048, ranks(16), kDense, kDense, kDense, kFused, kDense},
+    {gradient, kBf16, 2048, ranks(17), kDense, kDense, kDense, kDense, kDense},
+    {gradient, kBf16, 1536, ranks(16), kDense, kDense, kDense, kDense, kDense},
+    {gradient, kBf16, 1536, ranks(8, 1024), kDense, kDense, kDense, kFused, kDense},
+    {gradient, kBf16, 4096, ranks(8), kDense, kDense, kDense, kFused, kDense},
+    {gradient, kBf16, 4096, ranks(4), kDense, kDense, kDense, kDense, kDense},
+    {gradient, kBf16, 1536, ranks(16, 14336), kDense, kDense, kDense, kFused, kDense},
+    {gradient, kBf16, 4097, ranks(16, 14336), kDense, kDense, kDense, kDense, kDense},
+    {lora_grad, kBf16, 512, ranks(64), kDense, kFused, kFused, kFused, kFused},
+    {lora_grad, kBf16, 512, ranks(65), kDense, kDense, kDense, kDense, kDense},
+    {lora_grad, kFp32, 512, ranks(8), kDense, kDense, kDense, kFused, kDense},
+    // 4 and 256 rows of x an expert.
+    {experts, kBf16, 512, {}, kFused, kFused, kFused, kFused, kFused},
+    {experts, kBf16, 1024, {}, kDense, kFused, kFused, kFused, kFused},
+    {experts, kBf16, 32768, {}, kDense, kDense, kDense, kFused, kDense},
+    {experts, kFp32, 8, {}, kDense, kDense, kDense, kDense, kDense},
+    {experts_gradient, kBf16, 512, {}, kFused, kFused, kFused, kFused, kFused},
+    {experts_gradient, kBf16, 32768, {}, kDense, kDense, kDense, kFused, kDense},
+    {int4_experts, kFp16, 512, {}, kFused, kFused, kFused, kFused, kFused},
+    {int4_experts, kFp16, 8, with(&Shape::g_idx), kDense, kDense, kDense, kDense, kDense},
+};
+
+nf4_path expected(const Row &row, const Gpu &gpu) {
+  switch (gpu.compute_capability) {
+    case kT4.compute_capability:
+      return row.t4;
+    case kA100.compute_capability:
+      return row.a100;
+    case kL4.compute_capability:
+      return row.l4;
+    case kH200.compute_capability:
+      return row.h200;
+    default:
+      return row.b200;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("each GPU goes the way that is expected to be faster", "[standin]") {
+  std::string found;
+  for (const Gpu &gpu : gpus()) {
+    found += in_child([&]() -> std::string {
+      set_gpus({gpu});
+      std::string wrong;
+      for (const Row &row : kRows) {
+        nf4_path path = 0;
+        const nf4_status status = row.ask(row.dtype, row.m, row.shape, &path);
+        if (status == NF4_STATUS_OK && path == expected(row, gpu)) continue;
+        wrong += "row " + std::to_string(&row - kRows) + " on " +
+                 std::to_string(gpu.compute_capability) + ": " + std::to_string(path) + ", " +
+                 (status == NF4_STATUS_OK ? "" : nf4_last_error()) + "\n";
+      }
+      nf4_device info{};
+      info.struct_size = sizeof info;
+      const bool timed = gpu.compute_capability == kH200.compute_capability;
+      if (nf4_device_info(0, &info) != NF4_STATUS_OK || info.timed != (timed ? 1 : 0) ||
+          info.shared_memory_bytes != gpu.shared_bytes)
+        wrong += "nf4_device_info\n";
+      return wrong;
+    });
+  }
+  CHECK(found == "");
+}
