@@ -17,10 +17,45 @@ build_gpu() {
   configure "$BUILD_RACE" -Dgpu_archs=75,80,90,100,120 "-Dcpp_args=$format" \
     "-Dcuda_args=$format -DNF4_RACECHECK" "-Dcatch2_include=$catch2" >&2
   meson compile -C "$BUILD_RACE" check_cuda >&2
+  build_families
+  check_kernels --write
   problem=$(rust_problem)
   [ -z "$problem" ] || { say "the Rust example is left out: $problem" && return; }
   NF4_LIB_DIR=$BUILD/lib CARGO_TARGET_DIR=$CACHE/rust cargo build --locked -q -p nf4-examples >&2
   build_candle
+}
+
+# check_kernels OPTIONS: of the build, by tools/kernels.py.
+check_kernels() {
+  have cuobjdump || install_disassembler
+  virtual_environment
+  python tools/kernels.py "$LIBRARY" "$@"
+}
+
+# What other GPUs run, for this one (tests/bench/nf4bench/families_cases.py): a T4, RTX cards, an A100.
+build_families() {
+  build_family Sm80 163 99
+  build_family Sm75 64
+}
+
+# build_family FAMILY KIB...: its kernels alone as machine code of this GPU, or Hopper's where there is none, compiled
+# once; and into build-FAMILY-KIB the library and its tests, in which a CTA may have so much shared memory.
+build_family() {
+  local family=$1 build=$ROOT/build-${1,,} arch catch2 into kib
+  shift
+  virtual_environment
+  cuda_compiler
+  catch2=$(catch2_include)
+  arch=$(! have_gpu || nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n '1s/[.]//p')
+  for kib; do
+    into=$build-$kib
+    configure "$build" -Dcuda=enabled -Dtests=enabled -Dpython_extension=disabled "-Dgpu_family=$family" \
+      "-Dgpu_archs=${arch:-90}" "-Dshared_memory=$kib" "-Dcatch2_include=$catch2" >&2
+    meson compile -C "$build" nf4:shared_library check_cuda >&2
+    mkdir -p "$into/lib" "$into/tests"
+    cp -L "$build/lib/libnf4.so" "$into/lib/"
+    find "$build/tests" -name check_cuda -type f -exec cp {} "$into/tests/" \;
+  done
 }
 
 # nf4-candle's tests with CUDA into .cache/rust/candle, or there why not. candle compiles kernels of its

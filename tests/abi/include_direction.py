@@ -59,8 +59,8 @@ MAY_INCLUDE = {
 # What is compiled for one instruction set: a function that it shared with other files might be
 # linked in its version, for every machine.
 CPU_KERNELS = re.compile(r"cpu/\w+/((avx|neon)\w*\.cpp|kernels\.hpp|(\w+_)?loops\.hpp)")
-# What the build generates, and for whom.
-GENERATED = {"nf4_config.hpp": "api"}
+# What the build generates, and where it belongs.
+GENERATED = {"nf4_config.hpp": "shared"}
 # The only rooms whose code nvcc sees.
 CUDA_ROOMS = ("cuda", "core")
 CUDA_HEADER = re.compile(r"cuda|cooperative_groups|driver_types|vector_types|mma\.h")

@@ -4,7 +4,7 @@ the CPU.
     python tests/bench/bench.py [--quick | --shapes 4096x4096,...] [--json FILE] [--plots DIR]
     python tests/bench/bench.py --sweep | --challenge | --call | --matmul | --matmul-sweep
     python tests/bench/bench.py --models | --int4 [--quick]
-    python tests/bench/bench.py --experts [--quick] | --distributed
+    python tests/bench/bench.py --experts [--quick] | --families | --distributed
     python tests/bench/bench.py --before DIR [--quick] [--json FILE]
 
 On the GPU, times are of CUDA-graph replays that rotate over more data than L2 holds, in turns;

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "bench"), str(ROOT / "tests" / "gpu")]
 
 import sources  # noqa: E402
-from nf4bench import experts_pages, pages, plots, training_pages  # noqa: E402
+from nf4bench import experts_pages, families_pages, pages, plots, training_pages  # noqa: E402
 from nf4bench.table import with_section  # noqa: E402
 
 README, FOLDER = ROOT / "README.md", ROOT / "docs" / "bench"
@@ -34,6 +34,7 @@ def texts(figures: dict) -> dict[Path, str]:
     made = {
         README: with_section(README.read_text(), "bench", section),
         FOLDER / "README.md": pages.document(figures, changed),
+        FOLDER / "families.md": families_pages.page(figures, changed),
     }
     if "int4" in figures:
         made[FOLDER / "int4.md"] = pages.int4(figures, changed)

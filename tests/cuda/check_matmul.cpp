@@ -30,13 +30,6 @@ namespace {
 // Per dtype and flat or nested.
 int shapes() { return 8 * shapes_or(30); }
 
-// Enough for every kernel, as the data-centre GPUs of each generation from Ampere on have.
-bool much_shared_memory() {
-  int bytes = 0;
-  REQUIRE_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-  return bytes >= 160 << 10;
-}
-
 // Shapes of which most are those of the skinny or of the wgmma kernels.
 MatmulShape random_shape_for_gpu(Rng &rng) {
   MatmulShape shape = random_matmul_shape(rng);

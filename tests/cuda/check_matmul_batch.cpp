@@ -190,10 +190,8 @@ std::vector<MatmulCase> random_cases(Rng &rng) {
 
 // Whether this GPU has skinny kernels, and the shared memory of the data-centre ones.
 bool has_skinny_kernels() {
-  const std::vector<const cuda::GpuFamily *> families = runnable_families();
-  int bytes = 0;
-  REQUIRE_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-  return cuda::matmul_has(*families[0], cuda::kSkinny2, compute_capability()) && bytes >= 160 << 10;
+  return cuda::matmul_has(*runnable_families()[0], cuda::kSkinny2, compute_capability()) &&
+         much_shared_memory();
 }
 
 }  // namespace

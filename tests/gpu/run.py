@@ -6,6 +6,9 @@ tests passed, and docs/bench/figures.json if the bench did, too.
                              [--record FILE] [--figures FILE] [--commit ID] [--no-bench]
                              [--skip STEP WHY] [--resume FILE]
 
+Beside the folder of --build lie those of what other GPUs run: kernels of one family as machine code
+of this one, with the shared memory that a CTA has there (families_cases.py).
+
 `--ptx-build` holds check_cuda of a build with -Dgpu_archs=75-ptx,80-ptx: the PTX that later
 GPUs compile, and the kernels for GPUs between, which this one may not be. `--race-build` holds
 the one for racecheck, of a build with -Dcuda_args=-DNF4_RACECHECK (lib/cuda/ptx/mbarrier.cuh).
@@ -31,7 +34,7 @@ import tempfile
 import threading
 import time
 import xml.etree.ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
 
 import record as records  # noqa: E402
+from nf4bench.families_cases import FAMILIES, Family  # noqa: E402
 from passed import Passed  # noqa: E402
 from sources import COVERED, SCRIPTS, source_hash  # noqa: E402
 
@@ -78,6 +82,20 @@ STEP_SECONDS = 900  # a step that takes longer hangs
 LANES = 2
 FILES_AT_ONCE = 2
 RUST = ROOT / ".cache" / "rust"
+# Of what other GPUs run: the choices that the library makes there, on fewer shapes than the step of
+# PTX tries their kernels on; and those of Python's tests whose values no choice changes.
+FAMILY_TAGS, FAMILY_SHAPES = _USUAL, "10"
+FAMILY_TESTS = (
+    "test_gpu_matmul.py",
+    "test_gpu_torch.py::test_linear_and_its_gradients",
+    "test_gpu_torch.py::test_inference_in_a_graph",
+    "test_gpu_bitsandbytes.py::test_bitsandbytes_dequantizes_the_same_bits",
+    "test_gpu_bitsandbytes.py::test_bitsandbytes_multiplies_as_well",
+    "test_gpu_bitsandbytes.py::test_a_layer_of_bitsandbytes_has_its_gradients",
+    "test_gpu_int4_torch.py::test_linear_and_its_gradients",
+    "test_gpu_grouped.py::test_values_and_gradients",
+    "test_gpu_grouped.py::test_integers",
+)
 
 T = TypeVar("T")
 # A step is told which GPU is its own, as CUDA_VISIBLE_DEVICES has it. Python's tests and those of
@@ -221,12 +239,17 @@ def require_some(counts: dict, tests: str) -> dict:
     return counts
 
 
-def pytest(folder: Path) -> dict:
-    junit = folder / "pytest.xml"
+def python_tests() -> list[str]:
     found = sorted((ROOT / "tests" / "python" / "gpu").glob("test_gpu*.py"))
-    tests = [str(path) for path in found if path.name != "test_gpu_run.py"]  # which needs none
-    command = [sys.executable, "-m", "pytest", "-q", *tests]
-    return require_some(run_junit([*command, f"--junitxml={junit}"], junit), "pytest")
+    return [path.name for path in found if path.name != "test_gpu_run.py"]  # which needs none
+
+
+def pytest(folder: Path, tests: Iterable[str], **environment: str) -> dict:
+    with tempfile.NamedTemporaryFile(suffix=".xml", dir=folder) as made:
+        junit = Path(made.name)
+    paths = [str(ROOT / "tests" / "python" / "gpu" / test) for test in tests]
+    command = [sys.executable, "-m", "pytest", "-q", *paths, f"--junitxml={junit}"]
+    return require_some(run_junit(command, junit, **environment), "pytest")
 
 
 def sanitize(program: Path, tool: str, tags: str, gpu: str) -> dict:
@@ -324,6 +347,7 @@ def figures(build: Path, commit: str) -> dict:
         "int4": Options(mode="int4", build=build),
         "training": Options(mode="training", build=build),
         "experts": Options(mode="experts", build=build),
+        "families": Options(mode="families", build=build),
     }
     try:
         found = {name: modes.run(each) for name, each in options.items()}
@@ -344,8 +368,35 @@ def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Step]:
         "a sticky error": of("[.sticky]"),
         "a cold capture": of("[.cold]"),
         "compute_75 and compute_80 PTX": of("[cuda]~[large]", check_ptx, CUDA_FORCE_PTX_JIT="1"),
-        "Python": lambda _: pytest(folder),
+        "Python": lambda _: pytest(folder, python_tests()),
     }
+
+
+def family_info(family: Family, library: Path) -> dict:
+    """How the build of a family was made. Raises where it is another."""
+    script = "import json, nf4; print(json.dumps(nf4.build_info()))"
+    status, output = execute([sys.executable, "-c", script], NF4_LIBRARY=str(library))
+    if status != 0:
+        raise Failure(f"the build of {family} ended with {status}:\n{output}")
+    info = json.loads(output.splitlines()[-1])
+    if not family.info.items() <= info.items():
+        raise Failure(f"{library} is not the build of {family}, but of {info}")
+    return info
+
+
+def family_steps(family: Family, root: Path, folder: Path) -> dict[str, Step]:
+    """Those of one build, which is in `root`."""
+    check, library = check_cuda(family.build(root)), str(family.library(root))
+
+    def kernels(gpu: str) -> dict:
+        on = {"CUDA_VISIBLE_DEVICES": gpu, "NF4_TEST_SHAPES": FAMILY_SHAPES}
+        return catch2(check, FAMILY_TAGS, folder, **on)
+
+    def python(gpu: str) -> dict:
+        on = {"CUDA_VISIBLE_DEVICES": gpu, "NF4_LIBRARY": library}
+        return pytest(folder, FAMILY_TESTS, **on)
+
+    return {f"{family}: kernels": kernels, f"{family}: Python": python}
 
 
 def runs_on(arguments: argparse.Namespace, device: nf4.Device) -> dict:
@@ -353,6 +404,9 @@ def runs_on(arguments: argparse.Namespace, device: nf4.Device) -> dict:
     builds = [arguments.build, arguments.ptx_build, arguments.race_build]
     extension = (arguments.build / "bindings" / "python").glob("*.so")
     programs = [*map(check_cuda, builds), arguments.build / "lib" / "libnf4.so", *sorted(extension)]
+    root = arguments.build.parent
+    programs += [check_cuda(each.build(root)) for each in FAMILIES]
+    programs += [each.library(root) for each in FAMILIES]
     return {
         "sources": source_hash(ROOT, (*COVERED, *SCRIPTS)),
         "programs": [hashlib.sha256(each.read_bytes()).hexdigest() for each in programs],
@@ -364,7 +418,9 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
     sources = source_hash()
     check, race = check_cuda(arguments.build), check_cuda(arguments.race_build)
     passed = Passed(arguments.resume, runs_on(arguments, device))
-    of_tests = tests(arguments, folder)
+    of_tests, root = tests(arguments, folder), arguments.build.parent
+    infos = {str(each): family_info(each, each.library(root)) for each in FAMILIES}
+    of_families = {str(each): family_steps(each, root, folder) for each in FAMILIES}
     of_sanitizer = {
         name: functools.partial(sanitize, race if tool == "racecheck" else check, tool, tags)
         for name, (tool, tags) in SANITIZER_STEPS.items()
@@ -372,6 +428,8 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
     two = functools.partial(two_gpus, check, device.device_count, folder)
     skipped = {name: {"skipped": why} for name, why in arguments.skip}
     steps = {"two GPUs": two} | of_tests | of_sanitizer
+    for of_family in of_families.values():
+        steps |= of_family
     asked = {name: passed.once(name, work) for name, work in steps.items() if name not in skipped}
     results = at_once(asked, gpus(device.device_count)) | skipped
     if source_hash() != sources:
@@ -384,6 +442,11 @@ def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -
         "driver": device.driver_version,
         "build": nf4.build_info(),
         "tests": {name: results[name] for name in of_tests},
+        "families": {
+            family: {"build": infos[family]}
+            | {name.removeprefix(f"{family}: "): results[name] for name in of_family}
+            for family, of_family in of_families.items()
+        },
         "two GPUs": results["two GPUs"],
         "examples": step("examples", lambda: examples(arguments.build)),
         "compute-sanitizer": {name: results[name] for name in of_sanitizer},

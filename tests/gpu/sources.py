@@ -51,6 +51,7 @@ _BINDINGS = (
 _MEMORY = (*_SHARED, "lib/cuda/dequant/**/*", "lib/cuda/quantize/**/*")
 _MATMUL = (*_SHARED, "lib/cuda/matmul/**/*")
 _GRADIENT = ("lib/cuda/matmul_grad/**/*", "lib/cuda/lora/**/*")
+_GROUPED = "lib/cuda/matmul_grouped/**/*"
 # By the name of the figures in docs/bench/figures.json.
 FIGURES = {
     "bench": _MEMORY,
@@ -62,7 +63,8 @@ FIGURES = {
     "matmul-sweep": _MATMUL,
     "models": (*_MEMORY, *_MATMUL, *_GRADIENT, *_BINDINGS),
     "training": (*_MEMORY, *_MATMUL, *_GRADIENT, *_BINDINGS),
-    "experts": (*_MATMUL, "lib/cuda/matmul_grouped/**/*", *_BINDINGS),
+    "experts": (*_MATMUL, _GROUPED, *_BINDINGS),
+    "families": (*_MEMORY, *_MATMUL, *_GRADIENT, _GROUPED, *_BINDINGS),
 }
 
 # A character that no other alternative begins with stands for itself. Words are matched whole, so

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "cuda/runtime/device.hpp"
 #include "cuda/runtime/families.hpp"
 #include "nf4/nf4.h"
 #include "support/catch.hpp"
@@ -15,6 +16,15 @@ inline int compute_capability() {
   REQUIRE(nf4_device_info(0, &device) == NF4_STATUS_OK);
   return device.compute_capability;
 }
+
+// That a CTA may have, by the library: a build may leave kernels less than the GPU has.
+inline int shared_bytes() {
+  cuda::Device device;
+  REQUIRE(cuda::cached_device(0, device) == NF4_STATUS_OK);
+  return device.shared_bytes;
+}
+// Enough for every kernel, as the data-centre GPUs of each generation from Ampere on have.
+inline bool much_shared_memory() { return shared_bytes() >= 160 << 10; }
 
 inline std::vector<const cuda::GpuFamily *> runnable_families() {
   std::vector<const cuda::GpuFamily *> families;

@@ -30,8 +30,7 @@ inline Int4MatmulCase plain_int4_case(Rng &rng, const Int4Class &kind, const Int
 // shared memory than Hopper's leaves some of them out.
 inline bool has_fast_kernel(nf4_int4_layout layout, int config) {
   const cuda::GpuFamily &best = *runnable_families()[0];
-  if (device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) < cuda::kWgmmaSmemBytes)
-    return false;
+  if (shared_bytes() < cuda::kWgmmaSmemBytes) return false;
   if (cuda::is_skinny(config))
     return best.tensor_maps && (layout != NF4_INT4_AWQ || config != cuda::kSkinny2);
   return cuda::has_int4_kernel(config) &&

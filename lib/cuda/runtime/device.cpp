@@ -2,13 +2,18 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "cuda/runtime/driver.hpp"
+#include "nf4_config.hpp"
 #include "status.hpp"
 
 namespace nf4::cuda {
 namespace {
+
+// In a build of -Dshared_memory, which runs what GPUs with less run; else 0.
+constexpr int kMostSharedBytes = NF4_SHARED_MEMORY << 10;
 
 DriverFunction<decltype(&cuCtxGetId)> get_context_id("cuCtxGetId", 12000);
 
@@ -38,6 +43,7 @@ cudaError_t read_device(int index, Device &device) {
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, index);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+  if (kMostSharedBytes > 0) shared = std::min(shared, kMostSharedBytes);
   device = {index, major * 10 + minor, multiprocessors, shared, pageable != 0};
   return error;
 }

@@ -12,6 +12,7 @@ from nf4bench import (
     experts,
     experts_cases,
     experts_decode,
+    families,
     host,
     int4,
     int4_cases,
@@ -106,4 +107,6 @@ def run(options: Options, report: Report = say) -> dict[str, Any]:
     timed."""
     if options.mode == "distributed":  # whose processes have a GPU each
         return distributed.run(report)
+    if options.mode == "families":  # whose processes have a build each
+        return families.run(options.build.parent)
     return PROGRAMS[options.mode](bench(options), options, report)

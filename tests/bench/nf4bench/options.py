@@ -44,6 +44,7 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "training": ("a QLoRA step through transformers and PEFT", ("quick", "replays")),
     "experts": ("mixture of experts beside dense bf16 and peers", ("quick", "replays", "plots")),
+    "families": ("the kernels of an A100, RTX cards and a T4 on this GPU, beside bitsandbytes", ()),
     "distributed": ("two GPUs: a QLoRA step under FSDP2, a token under tensor parallelism", ()),
     "before": (
         "this checkout beside the one in DIR, both already built: dequantize, quantize, matmul, "

@@ -148,6 +148,65 @@ def test_an_nvcc_that_is_of_no_use(program, sentence, tmp_path):
     assert "NF4_CUDA=0 leaves them out" in done.stderr
 
 
+NVCC_13 = """#!/bin/sh
+case "$*" in
+  *--version*) echo "Cuda compilation tools, release 13.0, V13.0.88"; exit ;;
+  *--list-gpu-arch*) echo "compute_75 compute_80 compute_90"; exit ;;
+esac
+while [ $# -gt 1 ]; do
+  [ "$1" = -o ] && echo "#!/bin/sh" >"$2" && chmod +x "$2"
+  shift
+done
+"""
+ARCHS = "gpu_family needs the architectures of its machine code, 80 or later"
+
+
+def set_up(tmp_path, *options):
+    """What Meson says, with a compiler that compiles nothing, and what it has come to."""
+    pytest.importorskip("mesonbuild")
+    nvcc = make_executable(tmp_path / "nvcc")
+    nvcc.write_text(NVCC_13)
+    command = ["setup", str(tmp_path / "build"), str(ROOT), "-Dcuda=enabled", *options]
+    done = subprocess.run(
+        [sys.executable, "-m", "mesonbuild.mesonmain", *command],
+        env=os.environ | {"PATH": f"{tmp_path}:{PATH}"},
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout + done.stderr, tmp_path / "build" / "lib" / "cuda" / "nf4_gpu_families.hpp"
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (["-Dgpu_family=Sm70", "-Dgpu_archs=90"], "gpu_family: Sm70 is none of Sm75, Sm80, Sm90"),
+        (["-Dgpu_family=Sm80"], f"gpu_archs: all; {ARCHS}"),
+        (["-Dgpu_family=Sm80", "-Dgpu_archs=75,90"], f"gpu_archs: 75,90; {ARCHS}"),
+        (["-Dgpu_family=Sm80", "-Dgpu_archs=80-ptx"], f"gpu_archs: 80-ptx; {ARCHS}"),
+        (["-Dshared_memory=228"], "is more than maximum value 227"),
+    ],
+)
+def test_options_of_one_family_that_make_no_sense(options, sentence, tmp_path):
+    said, header = set_up(tmp_path, *options)
+    assert sentence in said and not header.exists()
+
+
+@pytest.mark.parametrize(
+    "options, families, exact",
+    [
+        (["-Dgpu_family=Sm80", "-Dgpu_archs=90"], " X(Sm80, 0, 90, 0)", ""),
+        (["-Dgpu_family=Sm75", "-Dgpu_archs=80,90"], " X(Sm75, 0, 80, 90, 0)", ""),
+        (["-Dgpu_archs=75,90"], " X(Sm90, 0, 90, 0) X(Sm75, 0, 75, 0)", " X(Sm90a, 90)"),
+    ],
+)
+def test_one_family_is_machine_code_of_any_gpu(options, families, exact, tmp_path):
+    """Alone, and without the kernels of an exact family."""
+    _, header = set_up(tmp_path, *options)
+    lines = [line.rstrip() for line in header.read_text().splitlines()]
+    assert f"#define NF4_GPU_FAMILIES(X) {families}" in lines
+    assert f"#define NF4_EXACT_FAMILIES(X) {exact}".rstrip() in lines
+
+
 def test_a_build_with_cuda_says_so(backend, capsys, monkeypatch):
     """In one line, with what leaves it out; on standard error where there is no terminal."""
 

@@ -140,13 +140,14 @@ def test_every_program_of_the_bench_is_in_the_figures(
         "int4": "int4",
         "training": "training",
         "experts": "experts",
+        "families": "families",
     }
     assert {each["commit"] for each in found.values()} == {"abc"}
     assert sources.changed(found) == set()
     assert asked == [
         ("", None, tmp_path), ("challenge", 200, tmp_path), ("call", None, tmp_path),
         ("matmul", None, tmp_path), ("models", None, tmp_path), ("int4", None, tmp_path),
-        ("training", None, tmp_path), ("experts", None, tmp_path),
+        ("training", None, tmp_path), ("experts", None, tmp_path), ("families", None, tmp_path),
     ]  # fmt: skip
 
     for error in (check.WrongResult("triton: 3 of 9"), library.LibraryMissing("no such file")):
@@ -200,6 +201,7 @@ def test_a_step_that_is_left_out_is_in_the_record(
     monkeypatch.setattr(run, "check_cuda", lambda build: build)
     monkeypatch.setattr(run, "runs_on", lambda arguments, device: {})
     monkeypatch.setattr(run, "examples", lambda build: {})
+    monkeypatch.setattr(run, "family_info", lambda family, library: {"of": library.parts[-3]})
     monkeypatch.setattr(
         run, "at_once", lambda steps, gpus: {name: {"reports": 0} for name in steps}
     )
@@ -210,6 +212,11 @@ def test_a_step_that_is_left_out_is_in_the_record(
     assert steps == dict.fromkeys(run.SANITIZER_STEPS, {"reports": 0}) | {
         "racecheck": {"skipped": "no time"}
     }
+    families = run.records.load(path)["families"]
+    assert families.keys() == {"Sm80, 163 KiB", "Sm80, 99 KiB", "Sm75, 64 KiB"}
+    assert families["Sm80, 99 KiB"] == {
+        "build": {"of": "build-sm80-99"}, "kernels": {"reports": 0}, "Python": {"reports": 0}
+    }  # fmt: skip
     monkeypatch.setattr(sys, "argv", [*arguments, "Python", "no time"])
     with pytest.raises(SystemExit):
         run.main()
@@ -240,12 +247,14 @@ def test_the_tests_of_a_step_are_counted_over_their_files(tmp_path: Path) -> Non
 
 
 def test_the_first_file_that_fails_ends_a_step() -> None:
-    began, asked = time.monotonic(), []
+    began, asked, numbers = time.monotonic(), [], itertools.count()
 
     def of_file(tags: str) -> dict:
         asked.append(tags)
-        if len(asked) == 1:
+        if next(numbers) == 0:
             run.execute(["sleep", "1000"])
+        while not run._running:  # one that began after the test would sleep on
+            time.sleep(0.01)
         raise run.Failure("broken")
 
     with pytest.raises(run.Failure, match="broken"):
@@ -283,6 +292,49 @@ def test_a_sanitizer_runs_over_all_files(monkeypatch: pytest.MonkeyPatch, tmp_pa
         run.sanitize(program, "initcheck", "[wrong]", "0")
     with pytest.raises(run.Failure, match="no test ran"):
         run.sanitize(program, "racecheck", "[none]", "0")
+
+
+def test_python_s_tests_of_a_family_are_there() -> None:
+    for name in run.FAMILY_TESTS:
+        file, _, test = name.partition("::")
+        text = (ROOT / "tests" / "python" / "gpu" / file).read_text()
+        assert not test or f"def {test}(" in text, name
+
+
+def test_a_family_s_steps_run_its_own_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    family, asked = run.FAMILIES[1], []
+    monkeypatch.setattr(run, "check_cuda", lambda build: build / "check")
+    monkeypatch.setattr(run, "run_junit", lambda command, junit, **on: (
+        junit.write_text("<testsuite tests='7'/>"), asked.append((command, on)), {"passed": 2}
+    )[-1])  # fmt: skip
+    steps = run.family_steps(family, tmp_path, tmp_path)
+    assert list(steps) == ["Sm80, 99 KiB: kernels", "Sm80, 99 KiB: Python"]
+    found = [work("3") for work in steps.values()]
+    assert found[0]["passed"] == 2 * (len(asked) - 1) and found[1] == {"passed": 2}
+    build, on = tmp_path / "build-sm80-99", {"CUDA_VISIBLE_DEVICES": "3"}
+    for command, environment in asked[:-1]:
+        assert command[0] == str(build / "check") and environment == on | {"NF4_TEST_SHAPES": "10"}
+    assert asked[-1][1] == on | {"NF4_LIBRARY": str(build / "lib" / "libnf4.so")}
+    assert any(each.endswith("test_gpu_matmul.py") for each in asked[-1][0])
+
+
+def test_the_build_of_another_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    family, asked = run.FAMILIES[0], []
+
+    def execute(command: list[str], **environment: str) -> tuple[int, str]:
+        asked.append(environment)
+        return 0, 'a warning\n{"cuda": "13.0", "gpu_family": "Sm80", "shared_memory": "163 KiB"}\n'
+
+    monkeypatch.setattr(run, "execute", execute)
+    assert run.family_info(family, Path("a/libnf4.so"))["cuda"] == "13.0"
+    assert asked == [{"NF4_LIBRARY": "a/libnf4.so"}]
+    with pytest.raises(run.Failure, match="is not the build of Sm75, 64 KiB, but of .*163 KiB"):
+        run.family_info(run.FAMILIES[2], Path("a/libnf4.so"))
+    monkeypatch.setattr(run, "execute", lambda command, **_: (1, "no such file"))
+    with pytest.raises(run.Failure, match="the build of Sm80, 163 KiB ended with 1:\nno such file"):
+        run.family_info(family, Path("a/libnf4.so"))
 
 
 def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
@@ -323,11 +375,14 @@ def test_what_a_step_runs_is_part_of_its_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folders = ("bindings/python/nf4", "tests/python", "tests/gpu", "a/bindings/python")
+    families = [str(each.build(Path())) for each in run.FAMILIES]
+    folders += tuple(f"{name}/lib" for name in families)
     for name in ("a", "b", "c", "lib", *folders):
         (tmp_path / name).mkdir(parents=True)
     paths = [tmp_path / name for name in ("a/check", "b/check", "c/check", "lib/libnf4.so")]
     paths += [tmp_path / "bindings/python/nf4/a.py", tmp_path / "tests/gpu/run.py"]
     paths += [tmp_path / "a/bindings/python/_nf4_fast.so"]
+    paths += [tmp_path / name / part for name in families for part in ("check", "lib/libnf4.so")]
     for path in paths:
         path.write_text("first")
     monkeypatch.setattr(run, "ROOT", tmp_path)

@@ -47,6 +47,12 @@ def test_everything_in_the_record_passed(record: dict) -> None:
     steps, left_out = last["compute-sanitizer"], records.skipped(last)
     reports = {step: each["reports"] for step, each in steps.items() if step not in left_out}
     assert not any(reports.values()), reports
+    families = last.get("families", {})
+    for family in run.FAMILIES if "unverified" not in record else []:
+        of_family = families[str(family)]
+        assert family.info.items() <= of_family["build"].items(), family
+        for name in ("kernels", "Python"):
+            assert of_family[name]["passed"] > 0 and of_family[name]["failed"] == 0, family
     if "unverified" not in record:
         assert steps.keys() == run.SANITIZER_STEPS.keys()
 
@@ -184,9 +190,9 @@ def test_figures_are_stale_where_their_own_code_changes(tmp_path: Path) -> None:
     }
     assert sources.changed(stamped, tmp_path) == set()
     expected = {
-        "matmul": {"experts", "int4", "matmul", "matmul-sweep", "models", "training"},
-        "bench": {"bench", "challenge", "int4", "models", "sweep", "training"},
-        "call": {"call", "challenge", "experts", "models", "training"},
+        "matmul": {"experts", "families", "int4", "matmul", "matmul-sweep", "models", "training"},
+        "bench": {"bench", "challenge", "families", "int4", "models", "sweep", "training"},
+        "call": {"call", "challenge", "experts", "families", "models", "training"},
     }
     for name, file in files.items():
         (tmp_path / file).write_text("after")

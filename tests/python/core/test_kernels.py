@@ -1,0 +1,142 @@
+"""tools/kernels.py on small texts, as cuobjdump prints them, and the table of the whole build."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+sys.path[:0] = [str(ROOT / "tools")]
+
+import kernels  # noqa: E402
+import sass  # noqa: E402
+from kernels import Kernel  # noqa: E402
+
+RESOURCES = """
+Resource usage:
+ Common:
+  GLOBAL:128
+ Function _Z5firstv:
+  REG:56 STACK:16 SHARED:2048 LOCAL:0 CONSTANT[0]:640 TEXTURE:0 SURFACE:0 SAMPLER:0
+ Function _Z6helperv:
+  REG:8 STACK:64 SHARED:0 LOCAL:0 TEXTURE:0 SURFACE:0 SAMPLER:0
+ Function _Z6secondv:
+  REG:255 STACK:0 SHARED:0 LOCAL:0 CONSTANT[2]:8 CONSTANT[0]:528 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+ELF = """
+.nv.info
+\t<0x1>
+\tAttribute:\tEIATTR_REGCOUNT
+\tFormat:\tEIFMT_SVAL
+\tValue:\tfunction: _Z5firstv(0x34)\tregister count: 56
+
+.nv.info._Z5firstv
+\t<0x1>
+\tAttribute:\tEIATTR_MAX_THREADS
+\tFormat:\tEIFMT_SVAL
+\tValue:\t0x80 0x2 0x1 
+\t<0x2>
+\tAttribute:\tEIATTR_CBANK_PARAM_SIZE
+\tFormat:\tEIFMT_HVAL
+\tValue:\t0x70
+
+.nv.info._Z6secondv
+\t<0x1>
+\tAttribute:\tEIATTR_CBANK_PARAM_SIZE
+\tFormat:\tEIFMT_HVAL
+\tValue:\t0x70
+"""  # noqa: W291
+FITS = Kernel("75", "k", threads=256, registers=128, stack=0, shared=2048)
+
+
+def test_kernels_are_read_with_their_launch_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that are no kernels are left out."""
+    monkeypatch.setattr(sass, "demangled", lambda names: {name: name[3:-1] for name in names})
+    assert kernels.parse("90", RESOURCES, ELF) == [
+        Kernel("90", "first", 256, 56, 16, 2048),
+        Kernel("90", "second", 0, 255, 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes, problem",
+    [
+        ({}, None),
+        ({"threads": 512, "registers": 128}, None),
+        ({"threads": 512, "registers": 129}, "129 registers of 512 threads; 65536 at most"),
+        ({"threads": 1024, "registers": 64, "shared": 49 << 10}, None),
+        ({"threads": 0}, "launch bounds of 0 threads; expected 1 to 1024"),
+        ({"threads": 1025, "registers": 8}, "launch bounds of 1025 threads"),
+        ({"shared": (49 << 10) + 1}, "50177 bytes of static shared memory; 49152 at most"),
+    ],
+)
+def test_what_fits_a_multiprocessor(changes: dict, problem: str | None) -> None:
+    """Registers come in units of 256 for a warp."""
+    found = Kernel(**vars(FITS) | changes).problem()
+    assert found is None if problem is None else problem in found
+
+
+def test_stack_frames_are_those_of_the_table() -> None:
+    found = [FITS, *(Kernel("80", name, 32, 8, size, 0) for name, size in (("a", 8), ("b", 40)))]
+    assert kernels.stacks(found) == {"80": {"a": 8, "b": 40}}
+    assert kernels.over(kernels.stacks(found), {"80": {"a": 8, "b": 48, "c": 8}}) == []
+    assert kernels.over(kernels.stacks(found), {"80": {"b": 32}, "75": {"a": 8}}) == [
+        "sm_80 a: a stack frame of 8 bytes; 0 in the table",
+        "sm_80 b: a stack frame of 40 bytes; 32 in the table",
+    ]
+
+
+@pytest.mark.parametrize("option", ["", "--write", "--accept"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_table_is_written_where_all_fits(
+    option: str, whole: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Of a library without some architecture there is none, and its stack frames are left alone."""
+    table, archs = tmp_path / "kernels.json", ["75", "90", "90a"]
+    meson = "'archs': ['75', '90'], 'ptx': '75'\n'Sm90a': {'beside': '90', 'sources': []}"
+    (tmp_path / "lib" / "cuda").mkdir(parents=True)
+    (tmp_path / "lib" / "cuda" / "meson.build").write_text(meson)
+    found = [Kernel(arch, "k", 32, 8, 24, 0) for arch in (archs if whole else archs[:2])]
+    for name, value in {
+        "ROOT": tmp_path, "TABLE": table, "kernels_of": lambda library: found,
+        "build_info": lambda library: {"cuda": "13.0"},
+    }.items():  # fmt: skip
+        monkeypatch.setattr(kernels, name, value)
+    monkeypatch.setattr(sys, "argv", ["kernels.py", "libnf4.so", *filter(None, [option])])
+    status = kernels.main()
+    said = capsys.readouterr()
+    assert table.exists() == (whole and option == "--accept")
+    if whole:
+        assert status == (option != "--accept")
+        assert ("sm_90a k: a stack frame of 24 bytes" in said.out) == (option != "--accept")
+    else:
+        assert status == (2 if option else 0)
+        assert ("libnf4.so has no code for 90a" in said.err) == bool(option)
+    if not table.exists():
+        return
+    monkeypatch.setattr(sys, "argv", ["kernels.py", "libnf4.so", "--write"])
+    assert kernels.main() == 0
+    made = json.loads(table.read_text())
+    assert made["architectures"]["90a"] == {"kernels": 1, "registers": 8, "shared": 0}
+    assert made["stack"] == {arch: {"k": 24} for arch in archs}
+
+
+def test_a_machine_without_its_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, **_: None)
+    with pytest.raises(sass.Failure, match="no c\\+\\+filt on PATH"):
+        kernels.kernels_of(tmp_path / "libnf4.so")
+
+
+def test_the_table_is_of_this_code() -> None:
+    table = json.loads(kernels.TABLE.read_text())
+    assert table["sources"] == kernels.source_hash(ROOT, kernels.SOURCES), (
+        "kernels have changed since tests/gpu/kernels.json was written; run ./dev gpu --build, or "
+        "./dev build -Dgpu_archs=all and tools/kernels.py build/lib/libnf4.so --write"
+    )
+    meson = (ROOT / "lib" / "cuda" / "meson.build").read_text()
+    assert table["architectures"].keys() == kernels.architectures(meson)

@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""What each kernel of a build takes of a multiprocessor, and whether that fits; needs no GPU.
+
+    python tools/kernels.py LIBRARY [--write | --accept]
+
+Of every architecture in it: the registers of a CTA, static shared memory, launch bounds. Of a
+library that has every architecture, as it is for use, also stack frames, which are spills or arrays
+in local memory: none but those in tests/gpu/kernels.json, and none larger.
+
+    --write    then makes that table anew, which says that it is of this code
+    --accept   the same, with the stack frames that there are
+
+Dynamic shared memory is the host's choice, which tests/standin_cuda checks on GPUs of each kind.
+Exit status: 0 if all fits, 1 if not, 2 for errors. It needs cuobjdump; `./dev test` and
+`./dev gpu --build` install it and run this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import ctypes
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "gpu")]
+
+import sass  # noqa: E402
+from sources import source_hash  # noqa: E402
+
+TABLE = ROOT / "tests" / "gpu" / "kernels.json"
+# What decides what the compiler makes of a kernel.
+SOURCES = (
+    "lib/core/**/*.hpp",
+    "lib/cuda/**/*.cu",
+    "lib/cuda/**/*.cuh",
+    "lib/cuda/**/*.hpp",
+    "lib/cuda/meson.build",
+)
+# Of each GPU from compute capability 7.5 on (CUDA C++ Programming Guide, technical specifications
+# per compute capability): registers, which warps get in units of 256, threads, and shared memory of
+# a kernel that asks for no more. CUDA keeps 1 KiB beside it from 8.0 on, which counts here, too.
+REGISTERS, REGISTER_UNIT, THREADS, STATIC_SHARED, RESERVED = 65536, 256, 1024, 48 << 10, 1 << 10
+_ENTRY = re.compile(
+    r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:\d+ [^\n]*CONSTANT\[0\]"
+)
+_SECTION = re.compile(r"^\.nv\.info\.(\S+)$", re.MULTILINE)
+_MAX_THREADS = re.compile(
+    r"EIATTR_MAX_THREADS\n\s+Format:.*\n\s+Value:\s+0x([0-9a-f]+) 0x([0-9a-f]+) 0x([0-9a-f]+)"
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """name: demangled, without arguments. threads: of its launch bounds; 0: it has none. stack and
+    shared in bytes."""
+
+    arch: str
+    name: str
+    threads: int
+    registers: int
+    stack: int
+    shared: int
+
+    @property
+    def cta_registers(self) -> int:
+        of_warp = -(-self.registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
+        return of_warp * -(-self.threads // 32)
+
+    def problem(self) -> str | None:
+        """Why no GPU of the architecture runs it, in words."""
+        if not 0 < self.threads <= THREADS:
+            return f"launch bounds of {self.threads} threads; expected 1 to {THREADS}"
+        if self.cta_registers > REGISTERS:
+            return f"{self.registers} registers of {self.threads} threads; {REGISTERS} at most"
+        if self.shared > STATIC_SHARED + RESERVED:
+            return f"{self.shared} bytes of static shared memory; {STATIC_SHARED} at most"
+        return None
+
+
+def parse(arch: str, resources: str, elf: str) -> list[Kernel]:
+    """The kernels of what `cuobjdump -res-usage` and `-elf` print of a cubin."""
+    pieces = _SECTION.split(elf)
+    threads = {}
+    for name, text in zip(pieces[1::2], pieces[2::2], strict=True):
+        if found := _MAX_THREADS.search(text):
+            x, y, z = (int(each, 16) for each in found.groups())
+            threads[name] = x * y * z
+    entries = _ENTRY.findall(resources)
+    names = sass.demangled([name for name, *_ in entries])
+    return [
+        Kernel(arch, names[name], threads.get(name, 0), *map(int, numbers))
+        for name, *numbers in entries
+    ]
+
+
+def kernels_of(library: Path) -> list[Kernel]:
+    """Those of all machine code in the library. Raises sass.Failure."""
+    if shutil.which("c++filt") is None:
+        raise sass.Failure("there is no c++filt on PATH, which names kernels")
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        sass.tool("cuobjdump", "-xelf", "all", library.resolve(), folder=Path(folder))
+        cubins = sorted(Path(folder).glob("*.cubin"))
+
+        def of(cubin: Path) -> list[Kernel]:
+            arch = re.search(r"\.sm_(\w+)\.cubin$", cubin.name)[1]
+            resources = sass.tool("cuobjdump", "-res-usage", cubin)
+            return parse(arch, resources, sass.tool("cuobjdump", "-elf", cubin))
+
+        found = [kernel for each in pool.map(of, cubins) for kernel in each]
+    if not found:
+        raise sass.Failure(f"{library} has no machine code of kernels")
+    return found
+
+
+def architectures(text: str) -> set[str]:
+    """Those that lib/cuda/meson.build compiles, exact ones with their letter."""
+    listed = re.findall(r"'archs': \[([^\]]+)\]", text)
+    exact = re.findall(r"'beside': '(\d+)'", text)
+    return {*re.findall(r"\d+", " ".join(listed)), *(f"{arch}a" for arch in exact)}
+
+
+def build_info(library: Path) -> dict[str, str]:
+    loaded = ctypes.CDLL(str(library.resolve()))
+    loaded.nf4_build_info.restype = ctypes.c_char_p
+    lines = loaded.nf4_build_info().decode().splitlines()
+    return dict(line.split(": ", 1) for line in lines)
+
+
+# ---- The table --------------------------------------------------------------------------
+
+
+def stacks(kernels: Iterable[Kernel]) -> dict[str, dict[str, int]]:
+    """The bytes of each stack frame, by architecture and kernel."""
+    found: dict[str, dict[str, int]] = {}
+    for each in kernels:
+        if each.stack:
+            of_arch = found.setdefault(each.arch, {})
+            of_arch[each.name] = max(each.stack, of_arch.get(each.name, 0))
+    return {arch: dict(sorted(found[arch].items())) for arch in sorted(found)}
+
+
+Stacks = Mapping[str, Mapping[str, int]]  # bytes by architecture and kernel
+
+
+def over(found: Stacks, allowed: Stacks) -> list[str]:
+    """The stack frames that are not in the table, or larger than there, a line each."""
+    return [
+        f"sm_{arch} {name}: a stack frame of {size} bytes; {allowed.get(arch, {}).get(name, 0)} in "
+        f"the table"
+        for arch, of_arch in found.items()
+        for name, size in of_arch.items()
+        if size > allowed.get(arch, {}).get(name, 0)
+    ]
+
+
+def table_of(kernels: list[Kernel], compiler: str) -> dict:
+    by_arch: dict[str, list[Kernel]] = {}
+    for each in kernels:
+        by_arch.setdefault(each.arch, []).append(each)
+    return {
+        "sources": source_hash(ROOT, SOURCES),
+        "compiler": compiler,
+        "architectures": {
+            arch: {
+                "kernels": len(by_arch[arch]),
+                "registers": max(each.registers for each in by_arch[arch]),
+                "shared": max(each.shared for each in by_arch[arch]),
+            }
+            for arch in sorted(by_arch)
+        },
+        "stack": stacks(kernels),
+    }
+
+
+def missing(kernels: Iterable[Kernel]) -> set[str]:
+    """The architectures of which there is no code."""
+    known = architectures((ROOT / "lib" / "cuda" / "meson.build").read_text())
+    return known - {each.arch for each in kernels}
+
+
+def complaints(kernels: list[Kernel], table: Path) -> list[str]:
+    """What does not fit; of a library with every architecture, by the table, too."""
+    found = [f"sm_{each.arch} {each.name}: {why}" for each in kernels if (why := each.problem())]
+    if not missing(kernels):
+        allowed = json.loads(table.read_text())["stack"] if table.exists() else {}
+        found += over(stacks(kernels), allowed)
+    return found
+
+
+def write(kernels: list[Kernel], library: Path, table: Path) -> None:
+    """Raises sass.Failure for a library without every architecture."""
+    if archs := missing(kernels):
+        raise sass.Failure(f"{library} has no code for {', '.join(sorted(archs))}")
+    made = table_of(kernels, build_info(library)["cuda"])
+    table.write_text(json.dumps(made, indent=1) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("library", type=Path)
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--write", action="store_true", help="make the table anew, if all fits")
+    action.add_argument(
+        "--accept", action="store_true", help="with the stack frames that there are"
+    )
+    arguments = parser.parse_args()
+    try:
+        kernels = kernels_of(arguments.library)
+        if arguments.accept:
+            write(kernels, arguments.library, TABLE)
+        wrong = complaints(kernels, TABLE)
+        if arguments.write and not wrong:
+            write(kernels, arguments.library, TABLE)
+    except sass.Failure as failure:
+        print(f"kernels: {failure}", file=sys.stderr)
+        return 2
+    print("\n".join([*wrong, f"{len(kernels)} kernels, {len(wrong)} that do not fit"]))
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
