@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from nf4.checkpoint import Checkpoint, FormatError
+from nf4.checkpoint.errors import printable
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.jsonio import MAX_CONFIG_BYTES, read_object
 from nf4.checkpoint.kinds import config_path
@@ -68,7 +69,7 @@ def set_generation(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
             model.generation_config = GenerationConfig.from_model_config(dict(checkpoint.config))
     except (AttributeError, OSError, RecursionError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"{path} is not used: {reason}", stacklevel=4)
+        warnings.warn(printable(f"{path} is not used: {reason}"), stacklevel=4)
 
 
 class _Stored:
