@@ -8,6 +8,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from nf4.checkpoint import Checkpoint, FormatError
@@ -78,10 +79,14 @@ class _Stored:
 
     def __init__(self, file: SafetensorsFile, info: TensorInfo):
         self._file, self._info = file, info
-        self.dtype = dtype_of(file, info)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return dtype_of(self._file, self._info)
 
     def is_floating_point(self) -> bool:
-        return self.dtype.is_floating_point
+        """One that a model may be of."""
+        return self._info.dtype in ("F64", "F32", "F16", "BF16")
 
     def __getitem__(self, index: Any) -> Tensor:
         return read_part(self._file, self._info, None)[index]
