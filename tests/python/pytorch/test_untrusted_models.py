@@ -88,6 +88,27 @@ def test_a_kernel_is_refused_by_name(key, way, fetched):
     assert fetched == []
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["NoSuchModel"]},
+        {"architectures": None},
+        {"model_type": "bert"},
+        {"hidden_size": "wide"},
+        {"sub_configs": {"text_config": 1}},
+        {"rope_parameters": 5},
+        {"dtype": "load"},
+        {"transformers_weights": "other.safetensors"},
+    ],
+    ids=str,
+)
+def test_a_configuration_that_is_none_is_refused(changes, way):
+    folder, load = way
+    _change(folder, **changes)
+    with pytest.raises(FormatError, match=r"config.json: transformers cannot build the model"):
+        load(folder)
+
+
 def test_known_implementations_load(way, fetched):
     folder, load = way
     for given, expected in (("eager", "eager"), ("flash_attention_2", "sdpa")):

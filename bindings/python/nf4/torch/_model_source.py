@@ -47,8 +47,8 @@ def class_and_config(checkpoint: Checkpoint) -> tuple[type[PreTrainedModel], Pre
     try:
         kind = model_class(checkpoint.config)
         config = model_config(kind, checkpoint.config)
-    except (LookupError, TypeError, ValueError) as error:
-        reason = f"transformers cannot build the model: {error}"
+    except Exception as error:  # classes of configurations check their fields in their own ways
+        reason = f"transformers cannot build the model: {' '.join(str(error).split())}"
         raise FormatError(config_path(checkpoint), reason) from None
     config.name_or_path = checkpoint.directory
     return kind, config
