@@ -23,6 +23,7 @@ nf4_status dequant_cpu(const Tensor *weight, void *out, nf4_dtype dtype, int32_t
   DequantProblemOf<W> problem;
   if (const nf4_status status = validate_dequant(weight, out, dtype, problem)) return status;
   if (const nf4_status status = validate_threads(threads)) return status;
+  if (const nf4_status status = validate_columns(problem.weight)) return status;
   if (problem.weight.elements != 0) cpu::dequant(problem, threads);
   return NF4_STATUS_OK;
 }
@@ -101,7 +102,9 @@ nf4_status matmul_cpu(const Tensor *weight, const nf4_matmul_args *args, int32_t
   if (const nf4_status status = validate_matmul_operands(weight, args, nullptr, 0, problem))
     return status;
   if (const nf4_status status = validate_threads(threads)) return status;
-  if (!problem.empty()) run_on_cpu(problem, threads);
+  if (problem.empty()) return NF4_STATUS_OK;
+  if (const nf4_status status = validate_columns(problem.weight)) return status;
+  run_on_cpu(problem, threads);
   return NF4_STATUS_OK;
 }
 
@@ -144,6 +147,10 @@ nf4_status matmul_batch_cpu(const Tensor *const *weights, const nf4_matmul_args 
   if (const nf4_status status = validate_matmul_batch_operands(weights, args, nullptr, 0, batch))
     return status;
   if (const nf4_status status = validate_threads(threads)) return status;
+  for (int i = 0; i < batch.count; ++i)
+    if (!batch.list[i].empty())
+      if (const nf4_status status = validate_columns(batch.list[i].weight))
+        return of_product(status, i);
   if (!batch.empty()) cpu::matmul(batch.list, batch.count, threads);
   return NF4_STATUS_OK;
 }
@@ -269,7 +276,9 @@ nf4_status matmul_grouped_cpu(const Tensor *weight, const nf4_grouped_args *args
   if (const nf4_status status = validate_grouped_operands(weight, args, nullptr, 0, problem))
     return status;
   if (const nf4_status status = validate_threads(threads)) return status;
-  if (!problem.empty()) cpu::matmul_grouped(problem, threads);
+  if (problem.empty()) return NF4_STATUS_OK;
+  if (const nf4_status status = validate_columns(problem.weight, problem.experts)) return status;
+  cpu::matmul_grouped(problem, threads);
   return NF4_STATUS_OK;
 }
 

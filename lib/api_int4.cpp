@@ -58,6 +58,7 @@ nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_int4_tens
   nf4::Int4ReorderProblem problem;
   if (const nf4_status status = nf4::validate_reorder(from, to, problem)) return status;
   if (const nf4_status status = nf4::validate_threads(threads)) return status;
+  if (const nf4_status status = nf4::validate_columns(problem.from)) return status;
   if (problem.from.elements != 0) nf4::cpu::reorder(problem, threads);
   return NF4_STATUS_OK;
 }

@@ -1,4 +1,5 @@
 // The checks of integer weights.
+#include <algorithm>
 #include <cinttypes>
 
 #include "core/int4.hpp"
@@ -48,7 +49,27 @@ bool same_fields(const nf4_int4_tensor &a, const nf4_int4_tensor &b) {
          (a.zeros == nullptr) == (b.zeros == nullptr);
 }
 
+nf4_status validate_indices(const char *name, const int32_t *values, int64_t count, int64_t end) {
+  if (values == nullptr) return NF4_STATUS_OK;
+  const auto limit = static_cast<uint32_t>(std::min(end, int64_t{1} << 31));
+  uint32_t wrong = 0;  // a loop without an exit, which compilers vectorise
+  for (int64_t i = 0; i < count; ++i) wrong |= static_cast<uint32_t>(values[i]) >= limit;
+  for (int64_t i = 0; wrong != 0 && i < count; ++i)
+    if (static_cast<uint32_t>(values[i]) >= limit)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s[%" PRId64 "] is %d; expected 0 to %" PRId64,
+                  name, i, values[i], end - 1);
+  return NF4_STATUS_OK;
+}
+
 }  // namespace
+
+nf4_status validate_columns(const Int4Weight &weight, int64_t experts) {
+  if (weight.elements == 0) return NF4_STATUS_OK;
+  const int64_t count = experts * weight.cols;
+  if (const nf4_status status = validate_indices("g_idx", weight.g_idx, count, weight.groups))
+    return status;
+  return validate_indices("permutation", weight.permutation, count, weight.cols);
+}
 
 void add_weight(Operands &operands, const Int4Weight &weight, bool written) {
   operands.add("packed", weight.packed, packed_words(weight) * 4, 4, written);

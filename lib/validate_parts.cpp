@@ -1,5 +1,6 @@
 #include "validate_parts.hpp"
 
+#include <algorithm>
 #include <cinttypes>
 
 #include "status.hpp"
@@ -45,7 +46,7 @@ nf4_status validate_stride(const Matrix &matrix) {
 
 Extent extent(const Operand &operand) {
   const auto begin = reinterpret_cast<uintptr_t>(operand.address);
-  return {begin, begin + static_cast<uintptr_t>(operand.bytes)};
+  return {begin, begin + std::min(static_cast<uintptr_t>(operand.bytes), UINTPTR_MAX - begin)};
 }
 
 bool overlap(const Operand &a, const Operand &b) {

@@ -31,13 +31,55 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Throws an Error whose text is that of the parts, if not `good`.
+namespace detail {
+
+constexpr uint32_t kNoPoint = UINT32_MAX;
+
+// Takes a code point off UTF-8 that is not empty; kNoPoint, and a byte, where there is none.
+inline uint32_t next_point(std::string_view &text) {
+  const auto byte = [&text](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const uint32_t first = byte(0);
+  const size_t more = first < 0xc2 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : first < 0xf5 ? 3 : 0;
+  uint32_t point = more ? first & (0x3f >> more) : first < 0x80 ? first : kNoPoint;
+  for (size_t i = 1; i <= more && point != kNoPoint; ++i)
+    point = i < text.size() && (byte(i) & 0xc0) == 0x80 ? point << 6 | (byte(i) & 0x3f) : kNoPoint;
+  const bool is_long = (more == 2 && point < 0x800) || (more == 3 && point < 0x10000);
+  if (is_long || (point >= 0xd800 && point < 0xe000) || point > 0x10ffff) point = kNoPoint;
+  text.remove_prefix(point == kNoPoint ? 1 : more + 1);
+  return point;
+}
+
+}  // namespace detail
+
+// UTF-8 for a message: control characters, marks that turn the direction of text, and bytes that
+// are no UTF-8 as escapes, since a name in a file must not control a terminal.
+inline std::string printable(std::string_view text) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string found;
+  while (!text.empty()) {
+    const std::string_view before = text;
+    const uint32_t point = detail::next_point(text);
+    const bool is_control = point < 0x20 || (point >= 0x7f && point < 0xa0);
+    const bool turns = point == 0x200e || point == 0x200f || (point >= 0x2028 && point <= 0x202e) ||
+                       (point >= 0x2066 && point <= 0x2069);
+    const std::string_view part = before.substr(0, before.size() - text.size());
+    if (!is_control && !turns && point != detail::kNoPoint) {
+      found += part;
+      continue;
+    }
+    for (const char c : part)
+      (found += "\\x") += {kDigits[static_cast<unsigned char>(c) >> 4], kDigits[c & 15]};
+  }
+  return found;
+}
+
+// Throws an Error whose text is that of the parts, as printable() has it, if not `good`.
 template <class... Parts>
 void require(bool good, const Parts &...parts) {
   if (good) return;
   std::ostringstream text;
   (text << ... << parts);
-  throw Error(text.str());
+  throw Error(printable(text.str()));
 }
 
 // Of a tensor.
@@ -63,7 +105,8 @@ struct Json {
   // million values. `has_nan`: NaN, Infinity and -Infinity, which Python writes, are words, too,
   // though no numbers.
   Json(std::string title, std::string_view rest, bool has_nan = false) : name(std::move(title)) {
-    require(is_utf8(rest), name, ": not UTF-8");
+    for (std::string_view text = rest; !text.empty();)
+      require(detail::next_point(text) != detail::kNoPoint, name, ": not UTF-8");
     int64_t values = 0;
     parse(*this, rest, 0, values, has_nan);
     skip(rest, ' ');
@@ -213,23 +256,6 @@ struct Json {
     const uint32_t mark = more ? (0x7f80 >> more) & 0xff : 0;
     to += static_cast<char>(mark | (point >> (6 * more)));
     for (int i = more - 1; i >= 0; --i) to += static_cast<char>(0x80 | ((point >> (6 * i)) & 0x3f));
-  }
-  static bool is_utf8(std::string_view text) {
-    for (size_t i = 0; i < text.size();) {
-      const unsigned char c = text[i++];
-      if (c < 0x80) continue;
-      const int more = c < 0xc2 ? 0 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : c < 0xf5 ? 3 : 0;
-      uint32_t point = c & (0x3f >> more);
-      for (int j = 0; j < more; ++j, ++i) {
-        if (i == text.size() || (text[i] & 0xc0) != 0x80) return false;
-        point = point << 6 | (text[i] & 0x3f);
-      }
-      const bool is_surrogate = point >= 0xd800 && point < 0xe000;
-      if (!more || is_surrogate || point > 0x10ffff || (more == 2 && point < 0x800) ||
-          (more == 3 && point < 0x10000))
-        return false;
-    }
-    return true;
   }
   static bool is_number(std::string_view word) {
     const auto skip_any = [&word](std::string_view of, size_t most) {

@@ -284,3 +284,14 @@ TEST_CASE("inputs may share memory", "[api]") {
   call.tensor.cols = 1;
   CHECK(nf4_dequant_cpu(call.weight, call.dense, call.dtype, 1) == NF4_STATUS_OK);
 }
+
+TEST_CASE("what would go beyond the last address overlaps what is before it", "[api]") {
+  Call call(false);
+  call.tensor.rows = 1 << 20;
+  call.dense = reinterpret_cast<void *>(UINTPTR_MAX - 4095);  // 4 KiB of more than 400 MB
+  for (const uintptr_t last : {64, 4, 1}) {
+    call.tensor.packed = reinterpret_cast<void *>(UINTPTR_MAX - last);
+    CHECK(nf4_dequant_cpu(call.weight, call.dense, call.dtype, 1) == NF4_STATUS_INVALID_ARGUMENT);
+    CHECK(nf4_last_error() == std::string("packed overlaps out"));
+  }
+}

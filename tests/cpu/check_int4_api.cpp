@@ -378,3 +378,39 @@ TEST_CASE("the calls of integer weights that the tables break are right", "[api]
       }
     }
 }
+
+TEST_CASE("a column out of range is named on the CPU, and nothing is written", "[api]") {
+  struct Index {
+    const char *name;
+    int32_t value, end;
+  };
+  for (const Index &index : {Index{"g_idx", kInt4Groups, kInt4Groups},
+                             {"g_idx", -1, kInt4Groups},
+                             {"g_idx", INT_MAX, kInt4Groups},
+                             {"g_idx", INT_MIN, kInt4Groups},
+                             {"permutation", kInt4K, kInt4K},
+                             {"permutation", -1, kInt4K}})
+    for (const Int4Function &function : int4_functions()) {
+      const bool of_groups = index.name == std::string("g_idx");
+      const int takes_it = kDequantize | kMultiply | (of_groups ? kReorder : 0);
+      if (function.launches || (function.work & takes_it) == 0) continue;
+      INFO(function.name << ", " << index.name << " " << index.value);
+      for (const int64_t at : {int64_t{0}, kInt4K - 1}) {
+        Int4Call call(kGptq);
+        const GuardedBuffer &buffer = of_groups ? call.g_idx : call.permutation;
+        int32_t *const values = Int4Call::integers(buffer);
+        std::memset(values, 0, buffer.size());
+        values[at] = index.value;
+        (of_groups ? call.tensor.g_idx : call.tensor.permutation) = values;
+        CHECK(function.call(call) == NF4_STATUS_INVALID_ARGUMENT);
+        const std::string found = "[" + std::to_string(at) + "] is " + std::to_string(index.value);
+        const std::string expected = index.name + found + "; expected 0 to ";
+        const std::string error = nf4_last_error();  // a batch counts its products before it
+        CHECK(error.find(expected + std::to_string(index.end - 1)) != error.npos);
+        std::memset(values, 0xa5, buffer.size());
+        CHECK(call.y.untouched());
+        CHECK(call.dense.untouched());
+        CHECK(call.reordered.untouched());
+      }
+    }
+}

@@ -13,11 +13,11 @@ TEST_CASE("JSON", "[checkpoint]") {
   CHECK((json.flag("t") && json.flag("n", true) && !json.has("n") && !json.has("b/3")));
   CHECK(json.size("n", 7) == 7);
   CHECK(error_of([&] { json.text("n"); }) == "j: n is missing");
-  CHECK(error_of([&] { json.size("a", 7); }) == "j: a is \"x\"\\\n\"");
+  CHECK(error_of([&] { json.size("a", 7); }) == "j: a is \"x\"\\\\x0a\"");
   CHECK(error_of([&] { json.size("b/1", 7, 1); }) == "j: b/1 is 2");
   CHECK(error_of([&] { json.number("b"); }) == "j: b is []");
   CHECK(error_of([&] { json.flag("b/0"); }) == "j: b/0 is 1");
-  CHECK(error_of([&] { json.choice("a", {"y", "z"}); }) == "j: a is x\"\\\n; expected: y, z");
+  CHECK(error_of([&] { json.choice("a", {"y", "z"}); }) == "j: a is x\"\\\\x0a; expected: y, z");
   for (const char *number : {"1e999", "\"1\"", "true", "[]"})
     CHECK(!error_of([&] { nf4::Json("j", number).number(""); }).empty());
   for (const char *number : {"0", "-0.5e+3", "10", "1E2", "0e0"})
@@ -100,4 +100,13 @@ TEST_CASE("members of JSON", "[checkpoint]") {
   for (int i = 0; i < 999'998; ++i) many += ",0";
   CHECK(!refused(many + "]"));
   CHECK(refused(many + ",0]"));
+}
+
+TEST_CASE("messages have no control characters", "[checkpoint]") {
+  CHECK(nf4::printable("a \u00e9 \u4e2d \U0001f600 \\") == "a \u00e9 \u4e2d \U0001f600 \\");
+  CHECK(nf4::printable("\x1b[31m\n\x7f") == "\\x1b[31m\\x0a\\x7f");
+  CHECK(nf4::printable("\u009b\u202e\u2069") == "\\xc2\\x9b\\xe2\\x80\\xae\\xe2\\x81\\xa9");
+  CHECK(nf4::printable("\xff\xe2\x82") == "\\xff\\xe2\\x82");
+  CHECK(nf4::printable(std::string_view("\0", 1)) == "\\x00");
+  CHECK(error_of([] { nf4::require(false, "a\x1b", 1, "\n"); }) == "a\\x1b1\\x0a");
 }

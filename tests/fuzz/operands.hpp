@@ -60,7 +60,6 @@ inline void read_parts(Input &in, Memory &memory, nf4_int4_tensor &w, int32_t ex
   w.scales = memory.part(of * bounded(groups(w) * w.rows) * 2, 2);
   const int kind = in.below(8);
   if (kind < 6 || w.zero_offset != 0) w.zeros = memory.part(of * zeros_bytes(w), 4);
-  // The values are the caller's to get right.
   const auto indices = [&](int64_t count) {
     auto *const values = memory.array<int32_t>(of * w.cols);
     if (memory.real() && values != nullptr)
@@ -69,6 +68,12 @@ inline void read_parts(Input &in, Memory &memory, nf4_int4_tensor &w, int32_t ex
             static_cast<int32_t>((w.cols - 1 - i % w.cols) % (count > 0 ? count : 1));
         std::memcpy(values + i, &index, sizeof index);
       }
+    // Functions on the CPU refuse values out of range.
+    if (in.below(8) == 7 && w.cols > 0 && values != nullptr && memory.real()) {
+      const int32_t wrong = in.number32(in.byte());
+      std::memcpy(values + in.below(256) % (of * w.cols), &wrong, sizeof wrong);
+      memory.set_unusual();
+    }
     return values;
   };
   if (kind == 4) w.g_idx = indices(static_cast<int64_t>(groups(w)));

@@ -116,8 +116,8 @@ class Int4Tensor(Weight[Packed]):
         compressed-tensors  [rows, ceil(cols / 8)]  [rows, G]  [ceil(rows / 8), G]
 
     Each part is one of the objects that QuantizedTensor takes, and is read when its parts are.
-    Values of g_idx and permutation are not checked: one out of range reads memory outside the
-    weight.
+    Values of g_idx and permutation are checked on the CPU, at each use. On a GPU they are not: one
+    out of range reads memory outside the weight.
 
     Raises InvalidArgument for a layout, a shape, a group size or a dtype that are none; what else
     is wrong is found at the first use.

@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 
 import checkpoint_helpers as helpers
+import nf4
+import numpy as np
 import pytest
 from checkpoint_helpers import listing
 from nf4.checkpoint import (
@@ -124,6 +126,33 @@ def test_current_directory_is_not_replaced(
     expected = "exists already" if where and not force else "is or holds the current directory"
     assert f"{out}: {expected}" in capsys.readouterr().err
     assert helpers.tree(out) == before and listing(tmp_path) == ["model", "out"]
+
+
+@pytest.fixture
+def deep(tmp_path):
+    """A current directory whose path is longer than the system takes, with a model in it."""
+    before = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(tmp_path)
+        for _ in range(17):
+            os.mkdir("d" * 250)
+            os.chdir("d" * 250)
+        helpers.write_model(Path("m"))
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
+        shutil.rmtree(tmp_path / ("d" * 250))
+
+
+def test_a_path_that_is_too_long_is_called_that(deep, capsys):
+    nf4.load("m/model.safetensors")
+    with pytest.raises(OSError, match="File name too long"):
+        nf4.save("out.safetensors", {"a": np.ones(1, np.float32)})
+    for source, destination in (("m", "out"), ("m/model.safetensors", "out.safetensors")):
+        assert main(["quantize", source, destination]) == 4
+        assert "File name too long" in capsys.readouterr().err
+    assert os.listdir(".") == ["m"]
 
 
 def test_deleted_current_directory_is_no_obstacle(model, tmp_path, monkeypatch):

@@ -212,15 +212,6 @@ def test_a_config_that_takes_more_memory_than_the_limit(monkeypatch):
         ask(LLAMA | {"num_labels": 10**9}, {"model.norm.weight": (3, 3)})
 
 
-def test_keys_that_name_code_or_files_are_ignored_at_every_depth():
-    names = ("auto_map", "model_args", "backbone_kwargs", "kernel_config", "fusion_config")
-    bad = dict.fromkeys(names, {"AutoModel": "x.Y"}) | {"quantization_config": 1}
-    bad |= {"attn_implementation": "a/b", "_attn_implementation": "a/b"}
-    config = bad | {"a": 1, "text": bad | {"b": [bad | {"use_pretrained_backbone": True}]}}
-    clean = {"a": 1, "text": {"b": [{"use_pretrained_backbone": False}]}}
-    assert meta_model._clean(config) == clean
-
-
 def test_remote_code_of_a_part_is_never_run(in_process):
     """The model is built of transformers' own classes."""
     code = {"auto_map": {"AutoModel": "nobody/nowhere--modeling.Evil"}, "num_hidden_layers": 1}

@@ -128,17 +128,28 @@ def test_closed_pipe_ends_quietly(model, quantized, tmp_path):
 @pytest.mark.parametrize("redirections", ["2>&-", ">&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams(redirections, model, tmp_path):
     shell = ["sh", "-c", f'exec "$@" {redirections}', "sh"]
+    done = 5 if " >&-" in f" {redirections}" else 0
     for code, arguments in (
-        (0, ["quantize", model, tmp_path / "q"]),
-        (0, ["verify", tmp_path / "q"]),
+        (done, ["quantize", model, tmp_path / "q"]),
+        (done, ["verify", tmp_path / "q"]),
+        (done, ["verify", tmp_path / "q", "--json"]),
+        (done, ["inspect", tmp_path / "q"]),
+        (done, ["dequantize", tmp_path / "q", tmp_path / "back"]),
+        (done, ["doctor"]),
+        (done, ["--help"]),
+        (done, ["--version"]),
         (2, ["frobnicate"]),
         (4, ["verify", tmp_path / "nothing"]),
     ):
         result = subprocess.run(
             [*shell, *command(*arguments)], capture_output=True, text=True, check=False
         )
-        assert result.returncode == code
+        assert result.returncode == code, arguments
         assert "Traceback" not in result.stderr
+        if code == 5 and "2>&-" not in redirections:
+            assert result.stderr.splitlines()[0] == "nf4: stdout: Bad file descriptor"
+    for name in ("q", "back"):
+        assert main(["verify", str(tmp_path / name)]) == 0
 
 
 def _full(

@@ -243,3 +243,26 @@ def test_what_it_says_of_itself():
         "Int4Linear(in_features=64, out_features=24, bias=True, layout=compressed-tensors, "
         "group_size=32, no zeros)"
     )
+
+
+@pytest.mark.parametrize("reordered", [False, True])
+@pytest.mark.parametrize("case", ACT_ORDER)
+def test_an_index_written_past_the_checks_is_an_error(case, reordered):
+    """In place, or as accelerate assigns buffers: nothing outside the weight is read or written."""
+    for value in (10**6, -1, -(2**31)):
+        layer = layer_of(case)
+        name = "permutation" if reordered else next(n for n in layer._buffers if "g_idx" in n)
+        if reordered:
+            layer.reorder_()
+        wrong = layer._buffers[name].clone()
+        wrong[5] = value
+        if value == -1:
+            layer._buffers[name] = wrong
+        else:
+            layer._buffers[name].copy_(wrong)
+        found = rf"(g_idx|permutation)\[5\] is {value}; expected 0 to"
+        for rows in (1, 3, 40):
+            with pytest.raises(nf4.InvalidArgument, match=found):
+                layer(torch.randn(rows, IN))
+        with pytest.raises(nf4.InvalidArgument, match=found):
+            layer.dequantize("fp32")

@@ -7,16 +7,21 @@ import os
 from collections.abc import Iterator
 
 
+def printable(value: object) -> str:
+    """Text with control characters escaped: names in a file must not control the terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
+
+
 class FormatError(ValueError):
     """A file breaks its format, or is not one that may be read. Names the file, the tensor where
-    there is one, and why."""
+    there is one, and why, in one line without control characters."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str, tensor: str | None = None):
         self.path = os.fspath(path)
         self.tensor = tensor
         self.reason = reason
         where = f"{self.path}: tensor {tensor!r}" if tensor is not None else self.path
-        super().__init__(f"{where}: {reason}")
+        super().__init__(printable(f"{where}: {reason}"))
 
 
 class OutputRefused(Exception):

@@ -33,27 +33,8 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationMethod
 
 from nf4.checkpoint.architecture import ANSWER_MARK
+from nf4.checkpoint.model_config import model_config
 from nf4.checkpoint.stacks import names_of, parameter_of, parts_problem
-
-# Keys of config.json, at any depth, that could load code or weights from elsewhere, or that
-# describe how to run the model rather than what it is made of.
-_IGNORED_KEYS = {
-    "_attn_implementation",
-    "attn_implementation",
-    "auto_map",
-    "backbone_kwargs",
-    "fusion_config",
-    "kernel_config",
-    "model_args",
-    "quantization_config",
-}
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, dict):
-        kept = {key: _clean(item) for key, item in value.items() if key not in _IGNORED_KEYS}
-        return kept | {key: False for key in kept if key == "use_pretrained_backbone"}
-    return [_clean(item) for item in value] if isinstance(value, list) else value
 
 
 def model_class(config: Mapping[str, Any]) -> type[transformers.PreTrainedModel]:
@@ -271,9 +252,8 @@ def _stacks_matrices(operations: Sequence[Any]) -> bool:
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """LoadPlan.answer to {"config": config.json, "shapes", "others", "weights"}; LookupError or
     whatever the model's constructor raises if it cannot be built."""
-    config = _clean(request["config"])
-    kind = model_class(config)
-    model = build(kind, kind.config_class.from_dict(config))
+    kind = model_class(request["config"])
+    model = build(kind, model_config(kind, request["config"]))
     return LoadPlan(model).answer(request["shapes"], request["others"], request["weights"])
 
 

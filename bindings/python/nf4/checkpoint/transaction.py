@@ -123,9 +123,9 @@ def _resolve(destination: str | os.PathLike[str]) -> str:
     """The real path, so that a link given as destination stays a link."""
     path = os.path.realpath(destination)
     parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
-        code = errno.ENOTDIR if os.path.exists(parent) else errno.ENOENT
-        raise OSError(code, os.strerror(code), parent)
+    # Why it cannot be looked at is the system's to say: it may be absent, or its path too long.
+    if not stat.S_ISDIR(os.stat(parent).st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), parent)
     return path
 
 

@@ -14,15 +14,21 @@ from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
 
+from nf4.checkpoint.errors import printable
 from nf4.cli.exits import EPILOG, Exit
 
 
 def replace_closed_streams() -> None:
     """Python has None for a standard stream that was closed at the start. Opened in this order,
-    the replacements also take the descriptors, so that no other file gets them."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    the replacements also take the descriptors, so that no other file gets them. That of stdout
+    cannot be written to, so that what is lost is an error."""
+    for name, mode, flags in (
+        ("stdin", "r", os.O_RDONLY),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_WRONLY),
+    ):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
 def use_any_name(*streams: TextIO) -> None:
@@ -31,11 +37,6 @@ def use_any_name(*streams: TextIO) -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-
-
-def printable(value: object) -> str:
-    """Text with control characters escaped: names in a file must not control the terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
 
 
 class StdoutError(Exception):

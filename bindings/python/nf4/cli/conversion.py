@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from nf4.checkpoint.errors import add_note
+from nf4.checkpoint.errors import add_note, printable
 from nf4.checkpoint.output import Progress
 from nf4.checkpoint.source import weight_bytes
 from nf4.checkpoint.steps import Result
@@ -15,7 +15,6 @@ from nf4.cli.console import (
     StdoutError,
     note,
     print_json,
-    printable,
     progress,
     rate_text,
     show,

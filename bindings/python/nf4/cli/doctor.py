@@ -11,8 +11,9 @@ from typing import Any
 
 import nf4
 from nf4 import _paths
+from nf4.checkpoint.errors import printable
 from nf4.cli import doctor_bitsandbytes
-from nf4.cli.console import add_command, print_json, printable, show, size_text
+from nf4.cli.console import add_command, print_json, show, size_text
 from nf4.cli.exits import Exit
 
 _DESCRIPTION = """\

@@ -27,7 +27,8 @@ EPILOG = """exit codes:
   4    a file cannot be read or written, the destination is in the way, or the
        library failed; the destination is as it was, or complete if memory ran
        out last of all
-  5    stdout cannot be written; the destination of a conversion is complete
+  5    stdout is closed or cannot be written; the destination of a conversion is
+       complete
   129, 130, 143   ended by SIGHUP, SIGINT, SIGTERM; the destination is as it was, or
        complete if the signal came last of all
   141  the reader of stdout closed it; the destination of a conversion is complete

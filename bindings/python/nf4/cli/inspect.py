@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nf4.checkpoint.audit import ErrorStatistics, error_statistics, relative, stacks_by_name
-from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.errors import FormatError, printable
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.kinds import survey
 from nf4.checkpoint.source import Checkpoint
@@ -20,7 +20,6 @@ from nf4.cli.console import (
     add_threads,
     natural_key,
     print_json,
-    printable,
     progress,
     show,
     size_text,

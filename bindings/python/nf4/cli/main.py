@@ -13,7 +13,7 @@ from types import FrameType
 
 import nf4
 from nf4 import _interrupt
-from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused
+from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused, printable
 from nf4.cli import convert, dequantize, doctor, inspect, quantize, verify
 from nf4.cli.console import (
     HelpFormatter,
@@ -22,7 +22,6 @@ from nf4.cli.console import (
     complain,
     discard_unwritten,
     note,
-    printable,
     replace_closed_streams,
     show,
     use_any_name,

@@ -7,7 +7,8 @@ import dataclasses
 from typing import Any
 
 from nf4.checkpoint.audit import Finding, audit_report
-from nf4.cli.console import add_command, print_json, printable, show
+from nf4.checkpoint.errors import printable
+from nf4.cli.console import add_command, print_json, show
 from nf4.cli.exits import Exit
 
 _DESCRIPTION = """\

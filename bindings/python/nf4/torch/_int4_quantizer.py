@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import config_path
-from nf4.checkpoint.meta_model import LoadPlan, model_class
+from nf4.checkpoint.meta_model import LoadPlan
 from nf4.torch import _int4_stacks
 from nf4.torch._frozen_quantizer import FrozenQuantizer
 from nf4.torch._meta_layers import empty, layer_on_meta
+from nf4.torch._model_source import class_and_config, set_generation, stored_tensors
 from nf4.torch.experts import put
 from nf4.torch.modules import Int4Linear
 
@@ -105,24 +106,22 @@ def load_model(
     act_order: frozenset[str],
     dtype: torch.dtype | str,
 ) -> PreTrainedModel:
-    try:
-        kind = model_class(checkpoint.config)
-    except (LookupError, TypeError) as error:
-        reason = f"transformers cannot build the model: {error}"
-        raise FormatError(config_path(checkpoint), reason) from None
-    config = AutoConfig.from_pretrained(checkpoint.directory)
-    stored = checkpoint.config.get("quantization_config")
+    kind, config = class_and_config(checkpoint)
     biases = frozenset(name for name in checkpoint.owner if name.endswith(".bias"))
     config.quantization_config = {
         "quant_method": _METHOD, "weights": weights, "biases": biases, "act_order": act_order
     }  # fmt: skip
-    model, info = kind.from_pretrained(
-        checkpoint.directory,
+    # The base class's, since that of a class may read more files of a folder.
+    model, info = PreTrainedModel.from_pretrained.__func__(
+        kind,
+        None,
         config=config,
+        state_dict=stored_tensors(checkpoint),
         dtype=dtype,
-        use_safetensors=True,
         output_loading_info=True,
     )
+    model.config.name_or_path = model.name_or_path = config.name_or_path
+    set_generation(model, checkpoint)
     missing = sorted(info["missing_keys"])
     if missing:
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -134,6 +133,8 @@ def load_model(
     if model.hf_quantizer.stacks:
         # Those that were of use on loading are not all that to_dense needs.
         model._weight_conversions = None
+    checkpoint.check_unchanged()
+    stored = checkpoint.config.get("quantization_config")
     if stored is None:
         del model.config.quantization_config
     else:

@@ -14,6 +14,7 @@ from nf4.checkpoint.stacks import is_stack
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
 from nf4.torch._checks import torch_dtype
+from nf4.torch._model_source import require_no_adapter
 from nf4.torch.modules.base import torch_device
 from nf4.typing import DTypeLike
 
@@ -50,6 +51,7 @@ def load(
     moved_to = torch_device(device)
     if not os.path.isdir(path):
         raise InvalidArgument(f"path is {os.fspath(path)!r}; expected a directory with config.json")
+    require_no_adapter(path)
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
         found.require_sound()

@@ -123,6 +123,29 @@ fn a_flat_weight_with_a_table_of_its_own() {
 }
 
 #[test]
+fn parts_are_no_names_and_what_sorts_beside_them_is() {
+    let mut tensors = tensors();
+    for name in ["w-b", "w", "w.", "w.x.y", "w0", "v.w", ".w", "wx.w"] {
+        let one = (Dtype::U8, vec![1], vec![0]);
+        tensors.entry(name.to_owned()).or_insert(one);
+    }
+    let checkpoint = checkpoint(file(&tensors)).unwrap();
+    let mut names: Vec<&str> = checkpoint.names().collect();
+    names.sort_unstable();
+    assert_eq!(names, [".w", "norm", "v.w", "w", "w-b", "w0", "wx.w"]);
+}
+
+#[test]
+fn messages_have_no_control_characters() {
+    let good = checkpoint(file(&tensors())).unwrap();
+    let error = good.weight("a\x1b[31m\n\u{9b}\u{202e}é\\").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        r"the checkpoint has no tensor a\u{1b}[31m\n\u{9b}\u{202e}é\"
+    );
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     let state = |text: &str| {
         let mut tensors = tensors();
@@ -246,6 +269,15 @@ fn an_index_names_the_files() {
     let error = unsafe { Checkpoint::open(&folder) }.err().unwrap();
     assert!(
         error.to_string().contains("is no name of a file"),
+        "{error}"
+    );
+    std::fs::write(&index, r#"{"weight_map": {"w": "b.safetensors"}}"#).unwrap();
+    // SAFETY: as above.
+    let error = unsafe { Checkpoint::open(&index) }.err().unwrap();
+    assert!(
+        error
+            .to_string()
+            .ends_with("json: w is not in b.safetensors"),
         "{error}"
     );
     // As for transformers, this file goes before an index, which is wrong here.

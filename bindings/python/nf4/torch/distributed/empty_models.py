@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,20 +14,18 @@ from nf4.checkpoint import Checkpoint, FormatError, survey
 from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import TORCH_TO_NF4
 from nf4.checkpoint.int4 import Int4Weight
-from nf4.checkpoint.kinds import config_path
 from nf4.checkpoint.stacks import is_stack, names_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
 from nf4.torch._checks import torch_dtype
+from nf4.torch._model_source import class_and_config, require_no_adapter, set_generation
 from nf4.torch.experts import put, save_as_stacks
 from nf4.torch.modules import NF4Experts
 from nf4.typing import DTypeLike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_GENERATION = "generation_config.json"
 
 
 def empty_model(
@@ -58,6 +55,7 @@ def empty_model(
     computing = None if compute_dtype is None else torch_dtype(compute_dtype, "compute_dtype")
     if not os.path.isdir(path):
         raise InvalidArgument(f"path is {os.fspath(path)!r}; expected a directory with config.json")
+    require_no_adapter(path)
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
         found.require_sound()
@@ -79,30 +77,14 @@ def compute_dtype_of(quantization_config: object) -> torch.dtype | None:
 
 def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrainedModel:
     """The dense model on meta."""
-    from transformers import AutoConfig, GenerationConfig
-
-    from nf4.checkpoint.meta_model import model_class
-
-    try:
-        kind = model_class(checkpoint.config)
-    except (LookupError, TypeError) as error:
-        reason = f"transformers cannot build the model: {error}"
-        raise FormatError(config_path(checkpoint), reason) from None
-    config = AutoConfig.from_pretrained(checkpoint.directory)
-    stored = config.__dict__.pop("quantization_config", None)
+    kind, config = class_and_config(checkpoint)
     with torch.device("meta"):
         model = kind._from_config(config, **({} if dtype is None else {"dtype": dtype}))
     model.tie_weights()
     _fill_buffers(model, model)
-    if stored is not None:
+    if checkpoint.config.get("quantization_config") is not None:
         model.config.quantization_config = checkpoint.config["quantization_config"]
-    generation = os.path.join(checkpoint.directory, _GENERATION)
-    if model.can_generate() and os.path.exists(generation):
-        try:
-            model.generation_config = GenerationConfig.from_pretrained(checkpoint.directory)
-        except (AttributeError, OSError, RecursionError, TypeError, ValueError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            warnings.warn(f"{generation} is not used: {reason}", stacklevel=3)
+    set_generation(model, checkpoint)
     return model.eval()
 
 

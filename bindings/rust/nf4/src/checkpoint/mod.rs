@@ -11,11 +11,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod files;
+mod json;
+mod printable;
 mod state;
 mod weight;
 
-use std::collections::HashMap;
-use std::fs::{self, File};
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -26,17 +28,20 @@ use safetensors::SafeTensors;
 pub use safetensors;
 pub use weight::StoredWeight;
 
+use files::Files;
+use printable::Printable;
 use state::STATE_MARK;
 
-const INDEX: &str = "model.safetensors.index.json";
-const SINGLE: &str = "model.safetensors";
+/// What the other readers of libnf4 take, too.
+const MAX_RANK: usize = 32;
 
-/// What is wrong with a checkpoint. The text names the file or the tensor.
+/// What is wrong with a checkpoint. The text names the file or the tensor, with control characters
+/// as escapes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file cannot be read.
-    #[error("{}: {error}", path.display())]
+    #[error("{}: {error}", Printable(path.display()))]
     Io {
         /// The file.
         path: PathBuf,
@@ -45,7 +50,7 @@ pub enum Error {
         error: io::Error,
     },
     /// A file is no safetensors file, or no index of such files.
-    #[error("{file}: {detail}")]
+    #[error("{}: {}", Printable(file), Printable(detail))]
     File {
         /// The file.
         file: String,
@@ -53,10 +58,10 @@ pub enum Error {
         detail: String,
     },
     /// There is no tensor of this name.
-    #[error("the checkpoint has no tensor {0}")]
+    #[error("the checkpoint has no tensor {}", Printable(.0))]
     Missing(String),
     /// The tensors of a weight in 4 bits contradict one another.
-    #[error("{name}: {detail}")]
+    #[error("{}: {}", Printable(name), Printable(detail))]
     Weight {
         /// The weight.
         name: String,
@@ -85,86 +90,37 @@ pub struct Checkpoint<B = Mmap> {
 }
 
 impl Checkpoint<Mmap> {
-    /// Maps a safetensors file, or those of a directory: `model.safetensors`, else those that
-    /// `model.safetensors.index.json` names, as transformers does, else the only `*.safetensors`.
+    /// Maps a safetensors file, or those of an index or of a directory, which is
+    /// `model.safetensors`, else `model.safetensors.index.json`, as in transformers, else the only
+    /// `*.safetensors.index.json`, else the only `*.safetensors`.
     ///
     /// # Safety
     /// The files do not change while they are mapped.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where a file cannot be read; [`Error::File`] where one is no regular file, is
+    /// no safetensors file or no index, two have a tensor of the same name, or a tensor is not in
+    /// the file that the index names.
     pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let files = files_of(path.as_ref())?.into_iter().map(|path| {
-            let failed = |error| Error::Io {
-                path: path.clone(),
-                error,
-            };
-            let file = File::open(&path).map_err(failed)?;
+        let found = Files::of(path.as_ref())?;
+        let files = found.paths.iter().map(|path| {
+            let file = files::open(path)?;
             // SAFETY: as the caller promises.
-            let bytes = unsafe { Mmap::map(&file) }.map_err(failed)?;
+            let bytes = unsafe { Mmap::map(&file) }.map_err(|error| files::failed(path, error))?;
             Ok((path.display().to_string(), bytes))
         });
-        Self::new(files.collect::<Result<Vec<_>>>()?)
-    }
-}
-
-fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
-    if !path.is_dir() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let (single, index) = (path.join(SINGLE), path.join(INDEX));
-    if single.exists() {
-        return Ok(vec![single]);
-    }
-    if !index.exists() {
-        return only_file_of(path);
-    }
-    let text = fs::read(&index).map_err(|error| Error::Io {
-        path: index.clone(),
-        error,
-    })?;
-    let bad = |detail: String| Error::File {
-        file: index.display().to_string(),
-        detail,
-    };
-    let json: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
-    let map = json["weight_map"].as_object();
-    let mut names = Vec::new();
-    for file in map
-        .ok_or_else(|| bad("it has no weight_map".into()))?
-        .values()
-    {
-        // A file beside the index, and nowhere else.
-        match file.as_str().filter(|name| !name.contains(['/', '\\'])) {
-            Some(name) => names.push(name),
-            None => return Err(bad(format!("{file} in weight_map is no name of a file"))),
+        let checkpoint = Self::new(files.collect::<Result<Vec<_>>>()?)?;
+        if let Some(index) = found.index {
+            for (tensor, file) in &index.map {
+                let part = checkpoint.index.get(tensor).map(|part| &found.paths[*part]);
+                if part != Some(&index.path.with_file_name(file)) {
+                    let detail = format!("{tensor} is not in {file}");
+                    return Err(files::wrong(&index.path, &detail));
+                }
+            }
         }
+        Ok(checkpoint)
     }
-    names.sort_unstable();
-    names.dedup();
-    Ok(names.into_iter().map(|name| path.join(name)).collect())
-}
-
-fn only_file_of(folder: &Path) -> Result<Vec<PathBuf>> {
-    let failed = |error| Error::Io {
-        path: folder.to_owned(),
-        error,
-    };
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if path.extension().is_some_and(|end| end == "safetensors") {
-            found.push(path);
-        }
-    }
-    if found.len() == 1 {
-        return Ok(found);
-    }
-    Err(Error::File {
-        file: folder.display().to_string(),
-        detail: format!(
-            "no {SINGLE} or {INDEX}, and {} other safetensors files",
-            found.len()
-        ),
-    })
 }
 
 impl<B: AsRef<[u8]>> Checkpoint<B> {
@@ -180,6 +136,12 @@ impl<B: AsRef<[u8]>> Checkpoint<B> {
                     file: file.clone(),
                     detail: error.to_string(),
                 })?;
+            check_header(&bytes.as_ref()[size_of::<u64>()..][..header], &metadata).map_err(
+                |detail| Error::File {
+                    file: file.clone(),
+                    detail,
+                },
+            )?;
             for name in metadata.offset_keys() {
                 if index.contains_key(&name) {
                     let detail = format!("another file has a tensor {name} as well");
@@ -196,18 +158,26 @@ impl<B: AsRef<[u8]>> Checkpoint<B> {
         Ok(Checkpoint { parts, index })
     }
 
-    /// The names of all dense tensors and weights in 4 bits, without the parts of the latter. In no
-    /// order.
+    /// The names of all dense tensors and weights in 4 bits, without the parts of the latter.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let is_part = |name: &str| {
-            name.match_indices('.').any(|(dot, _)| {
-                self.index.contains_key(&name[..dot]) && self.is_quantized(&name[..dot])
-            })
-        };
-        self.index
+        let weights: HashSet<&str> = self
+            .index
             .keys()
-            .map(String::as_str)
-            .filter(move |name| !is_part(name))
+            .filter_map(|key| state::weight_of(key))
+            .collect();
+        // What begins with a name and a dot follows the name.
+        let mut sorted: Vec<&str> = self.index.keys().map(String::as_str).collect();
+        sorted.sort_unstable_by(|a, b| dots_first(a).cmp(dots_first(b)));
+        let mut weight: Option<&str> = None;
+        sorted.retain(|name| {
+            let rest = weight.and_then(|weight| name.strip_prefix(weight));
+            if rest.is_some_and(|rest| rest.starts_with('.')) {
+                return false;
+            }
+            weight = weights.contains(name).then_some(*name);
+            true
+        });
+        sorted.into_iter()
     }
 
     /// Is the tensor of this name a weight in 4 bits?
@@ -245,4 +215,24 @@ impl<B: AsRef<[u8]>> Checkpoint<B> {
     pub fn weight(&self, name: &str) -> Result<StoredWeight<'_>> {
         weight::read(self, name)
     }
+}
+
+/// The bytes of a name as they compare where a dot is before any other byte.
+fn dots_first(name: &str) -> impl Iterator<Item = u16> + '_ {
+    name.bytes()
+        .map(|byte| if byte == b'.' { 0 } else { u16::from(byte) + 1 })
+}
+
+/// What a header may not have, though the crate safetensors takes it.
+fn check_header(text: &[u8], metadata: &Metadata) -> std::result::Result<(), String> {
+    if !text.starts_with(b"{") {
+        return Err("its header does not start with '{'".into());
+    }
+    json::parse(text).map_err(|error| format!("its header: {error}"))?;
+    let tensors = metadata.tensors();
+    let found = tensors.iter().find(|(_, info)| info.shape.len() > MAX_RANK);
+    found.map_or(Ok(()), |(name, info)| {
+        let rank = info.shape.len();
+        Err(format!("{name} has {rank} dimensions; {MAX_RANK} are read"))
+    })
 }

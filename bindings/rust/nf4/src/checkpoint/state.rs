@@ -13,6 +13,15 @@ const DTYPES: [(&str, DType); 3] = [
     ("bfloat16", DType::Bf16),
 ];
 
+/// The weight that a tensor of this name is the quant_state of.
+pub(super) fn weight_of(name: &str) -> Option<&str> {
+    let (weight, format) = name.rsplit_once(STATE_MARK)?;
+    FORMATS
+        .iter()
+        .any(|(suffix, _)| *suffix == format)
+        .then_some(weight)
+}
+
 pub(super) struct State {
     pub spec: Spec,
     pub shape: Vec<usize>,
@@ -22,7 +31,7 @@ pub(super) struct State {
 
 /// What the JSON says under a key for the format `suffix`, or which field is wrong.
 pub(super) fn parse(json: &[u8], suffix: &str, format: Format) -> Result<State, String> {
-    let fields: Value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let fields = super::json::parse(json)?;
     let wrong = |field: &str| format!("{field} is {}", fields[field]);
     if fields["quant_type"] != suffix {
         return Err(format!("{} under a key for {suffix}", wrong("quant_type")));

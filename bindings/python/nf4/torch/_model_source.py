@@ -1,0 +1,97 @@
+"""A checkpoint as transformers is to see it: its class, its configuration and its tensors, of which
+nothing is read that was not checked. transformers' from_pretrained(folder) reads more: adapters,
+other weights, files of Python and pickles that lie there."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nf4.checkpoint import Checkpoint, FormatError
+from nf4.checkpoint.errors import printable
+from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.jsonio import MAX_CONFIG_BYTES, read_object
+from nf4.checkpoint.kinds import config_path
+from nf4.checkpoint.reader import SafetensorsFile
+from nf4.torch.distributed._reading import dtype_of, read_part
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_ADAPTER = "adapter_config.json"
+_GENERATION = "generation_config.json"
+
+
+def require_no_adapter(path: str | os.PathLike[str]) -> None:
+    """FormatError for a folder with an adapter of PEFT, alone or beside a model: transformers would
+    apply it."""
+    adapter = os.path.join(path, _ADAPTER)
+    if os.path.lexists(adapter):
+        raise FormatError(
+            adapter,
+            "this is an adapter of PEFT, which is not applied: put it in a folder of its own, load "
+            "the base model, and call peft.PeftModel.from_pretrained(model, folder)",
+        )
+
+
+def class_and_config(checkpoint: Checkpoint) -> tuple[type[PreTrainedModel], PretrainedConfig]:
+    """transformers' class of a model, and its configuration, by what may pass of config.json
+    (checkpoint/model_config.py), without its quantization. FormatError where there is none."""
+    from nf4.checkpoint.meta_model import model_class
+    from nf4.checkpoint.model_config import model_config
+
+    try:
+        kind = model_class(checkpoint.config)
+        config = model_config(kind, checkpoint.config)
+    except Exception as error:  # classes of configurations check their fields in their own ways
+        reason = f"transformers cannot build the model: {' '.join(str(error).split())}"
+        raise FormatError(config_path(checkpoint), reason) from None
+    config.name_or_path = checkpoint.directory
+    return kind, config
+
+
+def set_generation(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+    """The model's generation_config by generation_config.json, else, as of models before there was
+    one, by config.json. One that cannot be used is warned of."""
+    from transformers import GenerationConfig
+
+    if not model.can_generate() or checkpoint.directory is None:
+        return
+    path = os.path.join(checkpoint.directory, _GENERATION)
+    try:
+        if os.path.lexists(path):
+            found = read_object(path, "the configuration", limit=MAX_CONFIG_BYTES, constants=True)
+            model.generation_config = GenerationConfig.from_dict(found)
+        else:
+            model.generation_config = GenerationConfig.from_model_config(dict(checkpoint.config))
+    except (AttributeError, OSError, RecursionError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(printable(f"{path} is not used: {reason}"), stacklevel=4)
+
+
+class _Stored:
+    """A tensor that is read when transformers asks for its elements, as it does of a slice of
+    safetensors, from the file that was checked."""
+
+    def __init__(self, file: SafetensorsFile, info: TensorInfo):
+        self._file, self._info = file, info
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return dtype_of(self._file, self._info)
+
+    def is_floating_point(self) -> bool:
+        """One that a model may be of."""
+        return self._info.dtype in ("F64", "F32", "F16", "BF16")
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return read_part(self._file, self._info, None)[index]
+
+
+def stored_tensors(checkpoint: Checkpoint) -> dict[str, Any]:
+    """As from_pretrained takes a state_dict."""
+    return {info.name: _Stored(file, info) for file, info in checkpoint.tensors()}
