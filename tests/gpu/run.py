@@ -86,6 +86,7 @@ RUST = ROOT / ".cache" / "rust"
 # PTX tries their kernels on; and those of Python's tests whose values no choice changes.
 FAMILY_TAGS, FAMILY_SHAPES = _USUAL, "10"
 FAMILY_TESTS = (
+    "test_gpu_paths.py",
     "test_gpu_matmul.py",
     "test_gpu_torch.py::test_linear_and_its_gradients",
     "test_gpu_torch.py::test_inference_in_a_graph",
