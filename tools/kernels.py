@@ -21,8 +21,10 @@ import argparse
 import concurrent.futures
 import ctypes
 import json
+import math
 import re
 import shutil
+import struct
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -51,10 +53,9 @@ REGISTERS, REGISTER_UNIT, THREADS, STATIC_SHARED, RESERVED = 65536, 256, 1024, 4
 _ENTRY = re.compile(
     r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:\d+ [^\n]*CONSTANT\[0\]"
 )
-_SECTION = re.compile(r"^\.nv\.info\.(\S+)$", re.MULTILINE)
-_MAX_THREADS = re.compile(
-    r"EIATTR_MAX_THREADS\n\s+Format:.*\n\s+Value:\s+0x([0-9a-f]+) 0x([0-9a-f]+) 0x([0-9a-f]+)"
-)
+# Of a record in a section .nv.info.KERNEL: its format, if it has a size, and of launch bounds its
+# number, as `cuobjdump -elf` names them (EIFMT_SVAL, EIATTR_MAX_THREADS).
+_INFO, _SIZED, _MAX_THREADS = ".nv.info.", 4, 5
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,37 @@ class Kernel:
         return None
 
 
-def parse(arch: str, resources: str, elf: str) -> list[Kernel]:
-    """The kernels of what `cuobjdump -res-usage` and `-elf` print of a cubin."""
-    pieces = _SECTION.split(elf)
-    threads = {}
-    for name, text in zip(pieces[1::2], pieces[2::2], strict=True):
-        if found := _MAX_THREADS.search(text):
-            x, y, z = (int(each, 16) for each in found.groups())
-            threads[name] = x * y * z
+def sections(elf: bytes) -> dict[str, bytes]:
+    """Those of a file in ELF64, by name."""
+    (table,), (size, count, names) = (
+        struct.unpack_from(form, elf, at) for form, at in (("<Q", 0x28), ("<3H", 0x3A))
+    )
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * size) for i in range(count)]
+
+    def name(at: int) -> str:
+        begin = headers[names][4] + at
+        return elf[begin : elf.index(b"\0", begin)].decode()
+
+    return {name(at): elf[offset : offset + n] for at, _, _, _, offset, n in headers}
+
+
+def launch_bounds(cubin: bytes) -> dict[str, int]:
+    """The threads of a CTA by kernel."""
+    found = {}
+    for section, records in sections(cubin).items():
+        at = 0
+        while section.startswith(_INFO) and at < len(records):
+            form, attribute, size = struct.unpack_from("<BBH", records, at)
+            if (form, attribute) == (_SIZED, _MAX_THREADS):
+                found[section.removeprefix(_INFO)] = math.prod(
+                    struct.unpack_from("<3I", records, at + 4)
+                )
+            at += 4 + (size if form == _SIZED else 0)
+    return found
+
+
+def parse(arch: str, resources: str, threads: Mapping[str, int]) -> list[Kernel]:
+    """The kernels of what `cuobjdump -res-usage` prints of a cubin, with their launch bounds."""
     entries = _ENTRY.findall(resources)
     names = sass.demangled([name for name, *_ in entries])
     return [
@@ -112,7 +136,7 @@ def kernels_of(library: Path) -> list[Kernel]:
         def of(cubin: Path) -> list[Kernel]:
             arch = re.search(r"\.sm_(\w+)\.cubin$", cubin.name)[1]
             resources = sass.tool("cuobjdump", "-res-usage", cubin)
-            return parse(arch, resources, sass.tool("cuobjdump", "-elf", cubin))
+            return parse(arch, resources, launch_bounds(cubin.read_bytes()))
 
         found = [kernel for each in pool.map(of, cubins) for kernel in each]
     if not found:

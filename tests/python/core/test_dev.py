@@ -396,3 +396,37 @@ def test_tests_of_candle_on_a_gpu_are_compiled_or_there_is_a_reason(
         assert {"cuda", "llama"} < {path.name for path in into.iterdir()}
     else:
         assert (into / "skipped").read_text() == f"no CUDA toolkit with cuBLAS in {tmp_path}\n"
+
+
+@pytest.mark.parametrize("gpu, arch", [("", "90"), ("8.9", "89"), ("12.0", "120")])
+def test_a_family_is_compiled_once_for_every_size_of_shared_memory(
+    gpu: str, arch: str, tmp_path: Path
+) -> None:
+    stubs = f"""
+for name in virtual_environment cuda_compiler; do eval "$name() {{ :; }}"; done
+catch2_include() {{ echo here; }}
+have_gpu() {{ [ -n "{gpu}" ]; }}
+nvidia-smi() {{ printf '%s\\n' {gpu} 7.5; }}
+meson() {{ echo "meson ${{*/$ROOT\\//}}"; }}
+configure() {{
+  echo "configure ${{*/$ROOT\\//}}"
+  mkdir -p "$1/lib" "$1/tests/check_cuda.p"
+  echo "$*" | tee "$1/lib/libnf4.so.0" >"$1/tests/check_cuda"
+  ln -sf libnf4.so.0 "$1/lib/libnf4.so"
+}}
+"""
+    done = _functions(stubs + "build_families", at=tmp_path)
+    assert done.returncode == 0, done.stderr
+    always = "-Dcuda=enabled -Dtests=enabled -Dpython_extension=disabled -Dgpu_family="
+    wanted = []
+    for family, kib in (("Sm80", 163), ("Sm80", 99), ("Sm75", 64)):
+        build = f"build-{family.lower()}"
+        options = f"{always}{family} -Dgpu_archs={arch} -Dshared_memory={kib} -Dcatch2_include=here"
+        wanted += [
+            f"configure {build} {options}",
+            f"meson compile -C {build} nf4:shared_library check_cuda",
+        ]
+        for name in ("lib/libnf4.so", "tests/check_cuda"):
+            made = tmp_path / f"{build}-{kib}" / name
+            assert not made.is_symlink() and options in made.read_text()
+    assert done.stderr.splitlines() == wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import sys
 from pathlib import Path
 
@@ -27,36 +28,38 @@ Resource usage:
  Function _Z6secondv:
   REG:255 STACK:0 SHARED:0 LOCAL:0 CONSTANT[2]:8 CONSTANT[0]:528 TEXTURE:0 SURFACE:0 SAMPLER:0
 """
-ELF = """
-.nv.info
-\t<0x1>
-\tAttribute:\tEIATTR_REGCOUNT
-\tFormat:\tEIFMT_SVAL
-\tValue:\tfunction: _Z5firstv(0x34)\tregister count: 56
-
-.nv.info._Z5firstv
-\t<0x1>
-\tAttribute:\tEIATTR_MAX_THREADS
-\tFormat:\tEIFMT_SVAL
-\tValue:\t0x80 0x2 0x1 
-\t<0x2>
-\tAttribute:\tEIATTR_CBANK_PARAM_SIZE
-\tFormat:\tEIFMT_HVAL
-\tValue:\t0x70
-
-.nv.info._Z6secondv
-\t<0x1>
-\tAttribute:\tEIATTR_CBANK_PARAM_SIZE
-\tFormat:\tEIFMT_HVAL
-\tValue:\t0x70
-"""  # noqa: W291
+REGCOUNT, HALF = struct.pack("<BBHII", 4, 0x2F, 8, 5, 56), struct.pack("<BBH", 3, 5, 0x70)
+SECTIONS = {
+    ".nv.info": REGCOUNT,
+    ".nv.info._Z5firstv": HALF + struct.pack("<BBH3I", 4, 5, 12, 128, 2, 1) + HALF,
+    ".nv.info._Z6secondv": REGCOUNT + HALF,
+    ".text._Z5firstv": b"code",
+}
 FITS = Kernel("75", "k", threads=256, registers=128, stack=0, shared=2048)
+
+
+def elf_of(sections: dict[str, bytes]) -> bytes:
+    """As compilers lay it out: a header, what the sections hold, their table."""
+    names = b"\0" + b"".join(each.encode() + b"\0" for each in (*sections, ".shstrtab"))
+    body, headers = b"", [bytes(64)]
+    for name, content in (*sections.items(), (".shstrtab", names)):
+        at = names.index(b"\0" + name.encode() + b"\0") + 1
+        header = struct.pack("<IIQQQQ", at, 1, 0, 0, 64 + len(body), len(content))
+        headers.append(header.ljust(64, b"\0"))
+        body += content
+    counts = struct.pack("<3H", 64, len(headers), len(headers) - 1)
+    header = b"\x7fELF".ljust(0x28, b"\0") + struct.pack("<Q", 64 + len(body))
+    return (header.ljust(0x3A, b"\0") + counts).ljust(64, b"\0") + body + b"".join(headers)
 
 
 def test_kernels_are_read_with_their_launch_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions that are no kernels are left out."""
+    elf = elf_of(SECTIONS)
+    assert kernels.sections(elf).items() >= SECTIONS.items()
+    threads = kernels.launch_bounds(elf)
+    assert threads == {"_Z5firstv": 256}
     monkeypatch.setattr(sass, "demangled", lambda names: {name: name[3:-1] for name in names})
-    assert kernels.parse("90", RESOURCES, ELF) == [
+    assert kernels.parse("90", RESOURCES, threads) == [
         Kernel("90", "first", 256, 56, 16, 2048),
         Kernel("90", "second", 0, 255, 0, 0),
     ]
