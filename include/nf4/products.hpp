@@ -32,6 +32,16 @@ inline nf4_int4_sizes sizes_of(const nf4_int4_tensor &weight, const std::string 
   return sizes;
 }
 
+// Enqueues on a stream: a dense weight [rows, cols], row-major, in `out`.
+inline void dequant_launch(const nf4_tensor &weight, void *out, nf4_dtype dtype,
+                           nf4_stream stream) {
+  check(nf4_dequant_launch(&weight, out, dtype, stream));
+}
+inline void dequant_launch(const nf4_int4_tensor &weight, void *out, nf4_dtype dtype,
+                           nf4_stream stream) {
+  check(nf4_int4_dequant_launch(&weight, out, dtype, stream));
+}
+
 // Calls visit(part, bytes) for the parts of a weight, of which some may be NULL.
 template <class Visit>
 void visit_parts(nf4_tensor &weight, Visit visit) {
@@ -87,6 +97,20 @@ class Products {
         nf4_int4_matmul_batch_workspace_size(int4_.data(), int4_.args.data(), int4_.size(), &int4));
     return std::max(nf4, int4);
   }
+  // Whether a dense weight for each of them is expected to take less time than `launch`, or, for
+  // NF4_DEVICE_CPU, than `cpu`: nf4_matmul_path and nf4_int4_matmul_path say NF4_PATH_DENSE of all.
+  // False without a product. The answer for as many rows stays the same: an engine may keep it.
+  bool prefer_dense(int32_t device) const {
+    return nf4_.size() + int4_.size() > 0 && nf4_.all_dense(nf4_matmul_path, device) &&
+           int4_.all_dense(nf4_int4_matmul_path, device);
+  }
+  // Calls visit(weight, args) for each, those of NF4 and FP4 first: for an engine that computes
+  // them itself.
+  template <class Visit>
+  void visit(Visit visit) const {
+    nf4_.visit(visit);
+    int4_.visit(visit);
+  }
   // Enqueues them on a stream.
   void launch(void *workspace, size_t bytes, nf4_stream stream) const {
     check(nf4_matmul_batch_launch(nf4_.data(), nf4_.args.data(), nf4_.size(), workspace, bytes,
@@ -108,6 +132,20 @@ class Products {
     void add(const Weight &weight, const nf4_matmul_args &its) {
       pointers.push_back(&weights.emplace_back(weight));
       args.push_back(its);
+    }
+    template <class Path>
+    bool all_dense(Path path, int32_t device) const {
+      bool dense = true;
+      visit([&](const Weight &weight, const nf4_matmul_args &its) {
+        nf4_path found = NF4_PATH_FUSED;
+        check(path(&weight, &its, device, &found));
+        dense = dense && found == NF4_PATH_DENSE;
+      });
+      return dense;
+    }
+    template <class Visit>
+    void visit(Visit &&visit) const {
+      for (size_t i = 0; i < size(); ++i) visit(*pointers[i], args[i]);
     }
     const Weight *const *data() const { return pointers.data(); }
     size_t size() const { return args.size(); }

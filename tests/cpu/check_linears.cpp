@@ -178,3 +178,49 @@ TEST_CASE("layers of a checkpoint", "[checkpoint]") {
       error_of([&] { load.linears("model.", {{"norm", hidden}}, true, nullptr, hidden, nullptr); });
   CHECK(missing == folder + " has no tensor model.norm.bias");
 }
+
+TEST_CASE("the way that products go", "[checkpoint]") {
+  nf4_tensor nf4{};
+  nf4.struct_size = sizeof nf4;
+  nf4.format = NF4_FORMAT_NF4;
+  nf4.blocksize = 64;
+  nf4.rows = 96;
+  nf4.cols = 64;
+  nf4_int4_tensor int4{};
+  int4.struct_size = sizeof int4;
+  int4.layout = NF4_INT4_GPTQ;
+  int4.scales_dtype = NF4_DTYPE_FP16;
+  int4.group_size = 64;
+  int4.rows = 32;
+  int4.cols = 64;
+  nf4_matmul_args args{sizeof args, NF4_DTYPE_FP32, 0,       1,   nullptr,
+                       64,          nullptr,        nullptr, 128, nullptr};
+  nf4::Products products;
+  for (const int32_t device : {NF4_DEVICE_CPU, 0}) CHECK(!products.prefer_dense(device));
+  products.add(int4, args);
+  products.add(nf4, args);
+  products.set_rows(17);
+  std::vector<int64_t> rows;
+  products.visit([&](const auto &weight, const nf4_matmul_args &its) {
+    CHECK((its.m == 17 && its.y_stride == 128 && weight.cols == its.x_stride));
+    rows.push_back(weight.rows);
+  });
+  CHECK(rows == std::vector<int64_t>{96, 32});
+  CHECK(!products.prefer_dense(NF4_DEVICE_CPU));
+  CHECK(
+      error_of([&] { products.prefer_dense(-2); }) ==
+      "NF4_STATUS_INVALID_ARGUMENT: device is -2; expected a GPU's index, or NF4_DEVICE_CPU (-1)");
+  // A GPU multiplies neither integers nor more than 16 rows of NF4 in fp32.
+  bool of_17 = false, of_16 = true;
+  const std::string error = error_of([&] {
+    of_17 = products.prefer_dense(0);
+    products.set_rows(16);
+    of_16 = products.prefer_dense(0);
+  });
+  nf4_device gpu{};
+  gpu.struct_size = sizeof gpu;
+  if (nf4_device_info(0, &gpu) == NF4_STATUS_OK)
+    CHECK((error.empty() && of_17 && (!of_16 || !gpu.timed)));
+  else
+    has(error, nf4_last_error());
+}

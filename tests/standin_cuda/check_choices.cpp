@@ -1,5 +1,6 @@
 // Which kernels multiply on each GPU: none falls back to those that run anywhere.
 #include <cstring>
+#include <nf4/products.hpp>
 
 #include "standin_cuda/call_builder.hpp"
 #include "standin_cuda/child.hpp"
@@ -98,4 +99,32 @@ TEST_CASE("each GPU gets its best kernels", "[standin]") {
   }
   REQUIRE(found == "");
   proved("cuda-choices", tried);
+}
+
+// fp32 has kernels for few rows of x alone, and fewer than 2 rows are fused where they have a
+// skinny kernel.
+TEST_CASE("products prefer the dense way if each of them does", "[standin]") {
+  const auto prefers = [](const Gpu &gpu, std::initializer_list<int64_t> rows, nf4_dtype dtype) {
+    nf4_tensor weight{};
+    weight.struct_size = sizeof weight;
+    weight.format = NF4_FORMAT_NF4;
+    weight.blocksize = 64;
+    weight.rows = weight.cols = 4096;
+    nf4::Products products;
+    for (const int64_t m : rows)
+      products.add(weight, {sizeof(nf4_matmul_args), dtype, 0, m, nullptr, 4096, nullptr, nullptr,
+                            4096, nullptr});
+    return in_child([&]() -> std::string {
+      set_gpus({gpu});
+      return products.prefer_dense(0) ? "dense" : "fused";
+    });
+  };
+  for (const Gpu &gpu : gpus()) {
+    CHECK(prefers(gpu, {17, 300}, NF4_DTYPE_FP32) == "dense");
+    CHECK(prefers(gpu, {}, NF4_DTYPE_FP32) == "fused");
+    const std::string one = prefers(gpu, {1}, NF4_DTYPE_FP32);
+    CHECK(prefers(gpu, {17, 1}, NF4_DTYPE_FP32) == one);
+    CHECK(prefers(gpu, {300}, NF4_DTYPE_BF16) ==
+          (gpu.compute_capability == kH200.compute_capability ? "fused" : "dense"));
+  }
 }

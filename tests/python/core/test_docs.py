@@ -164,6 +164,7 @@ extern void *x, *y, *gate_y, *up_y, *out, *a, *b, *p, *q, *qweight, *scales, *qz
 extern void *dy, *da, *db, *ends, *token_of_row, *router_weights, *workspace;
 extern nf4_tensor gate, up;
 extern nf4_matmul_args args;
+extern void *dense;
 extern size_t bytes;
 extern int64_t m, rows, tokens;
 extern nf4_stream stream;
@@ -176,6 +177,15 @@ CUDA_AROUND = """
 enum cudaMemcpyKind { cudaMemcpyDefault };
 int cudaMalloc(void **, size_t);
 int cudaMemcpy(void *, const void *, size_t, cudaMemcpyKind);
+"""
+# And from an engine.
+ENGINE_AROUND = """
+extern const nf4::Products products;
+extern int32_t device;
+extern void *workspace, *dense;
+extern size_t bytes;
+extern nf4_stream stream;
+void gemm(const nf4_matmul_args &, const void *, int64_t rows, int64_t cols);
 """
 
 
@@ -193,7 +203,7 @@ def test_the_c_of_the_pages_compiles(tmp_path):
             strict = ("-Wall", "-Wextra", "-Werror", "-pedantic", "-Wno-unused-variable")
             compile_c(source, tmp_path / "block.o", "-c", *strict)
             found += 1
-    assert found == 9
+    assert found == 10
 
 
 def test_the_cpp_of_the_headers_compiles(tmp_path):
@@ -210,13 +220,14 @@ def test_the_cpp_of_the_headers_compiles(tmp_path):
             source = tmp_path / f"{page.stem}{found}.cpp"
             body = block.replace(includes, "")
             around = "#include <cuda_runtime.h>\n" if "cudaMalloc" in body else ""
+            around += ENGINE_AROUND if "gemm" in body else ""
             source.write_text(f"{includes}{around}void block();\nvoid block() {{\n{body}}}\n")
             (tmp_path / "cuda_runtime.h").write_text(CUDA_AROUND)
             strict = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unused")
             folders = (f"-I{ROOT / 'include'}", f"-I{tmp_path}")
             subprocess.run([compiler, *strict, *folders, "-fsyntax-only", str(source)], check=True)
             found += 1
-    assert found == 2
+    assert found == 3
 
 
 def test_the_rust_on_cudarc_is_that_of_doctests():

@@ -6,14 +6,14 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::DeviceRepr;
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage};
 use candle_core::{bail, CustomOp1, DType, Layout, Result, Shape};
-use nf4::cuda::{matmul_grad_into, matmul_into, matmul_joined_into, CudaTensor};
+use nf4::cuda::{
+    dequantize_into, matmul_grad_into, matmul_into, matmul_joined_into, CudaRef, CudaTensor,
+};
 use nf4::{Element, QuantizedTensor};
 
+use crate::dense::multiply;
 use crate::product::{Extent, Product, Weight};
 use crate::wrap;
-
-/// The most rows of x in fp32 that a launch takes; more go in pieces. The gradient takes any number.
-const FP32_ROWS: usize = 16;
 
 pub(crate) fn upload(weight: &QuantizedTensor, device: &CudaDevice) -> Result<Weight> {
     let weight = CudaTensor::upload(&device.cuda_stream(), weight).map_err(wrap)?;
@@ -45,20 +45,7 @@ fn on_device<T: Element + CudaDType + DeviceRepr>(
     extent: &Extent,
     bias: Bias,
 ) -> Result<CudaStorage> {
-    let Extent { from, to, m, .. } = *extent;
-    let ((inputs, outputs), device) = (product.sizes(), storage.device());
-    let stream = device.cuda_stream();
-    let x = storage.as_cuda_slice::<T>()?.slice(from..to);
-    let bias = match bias {
-        Some((bias, all)) => Some(bias.as_cuda_slice::<T>()?.slice(all)),
-        None => None,
-    };
-    let most = if T::DTYPE == nf4::DType::F32 && !product.is_gradient() {
-        m.min(FP32_ROWS)
-    } else {
-        m
-    };
-    let (mut views, mut bytes) = (Vec::with_capacity(product.weights().len()), 0);
+    let mut views = Vec::with_capacity(product.weights().len());
     for weight in product.weights() {
         let Weight::Cuda(weight) = weight else {
             bail!(
@@ -66,16 +53,66 @@ fn on_device<T: Element + CudaDType + DeviceRepr>(
                 product.name()
             );
         };
-        let of_one = if product.is_gradient() {
-            weight.spec().matmul_grad_workspace_bytes::<T>(most, 0)
-        } else {
-            weight.spec().matmul_workspace_bytes::<T>(most)
-        };
-        bytes = bytes.max(of_one.map_err(wrap)?);
         views.push(weight.view());
     }
-    // SAFETY: the launches below write every element of y before anything reads one; what they read of
-    // their workspace they have written. CUDA has no allocation of 0 bytes.
+    if bias.is_none() && product.is_dense(storage.dtype(), extent.m)? {
+        by_dense_weights::<T>(product, &views, storage, extent)
+    } else {
+        fused::<T>(product, &views, storage, extent, bias)
+    }
+}
+
+/// The dense weights are candle's memory until its stream has used them.
+fn by_dense_weights<T: Element + CudaDType + DeviceRepr>(
+    product: &Product,
+    views: &[CudaRef],
+    storage: &CudaStorage,
+    extent: &Extent,
+) -> Result<CudaStorage> {
+    let ((inputs, outputs), device) = (product.sizes(), storage.device());
+    // SAFETY: the launches below write every element before the product reads one.
+    let mut dense = unsafe { device.alloc::<T>(inputs * outputs)? };
+    let mut next = 0;
+    for (weight, view) in product.weights().iter().zip(views) {
+        let from = next;
+        next += weight.spec().rows * weight.spec().cols;
+        dequantize_into(
+            view,
+            &mut dense.slice_mut(from..next),
+            &device.cuda_stream(),
+        )
+        .map_err(wrap)?;
+    }
+    let dense = CudaStorage::wrap_cuda_slice(dense, device.clone());
+    multiply(product, storage, extent, &dense)
+}
+
+fn fused<T: Element + CudaDType + DeviceRepr>(
+    product: &Product,
+    views: &[CudaRef],
+    storage: &CudaStorage,
+    extent: &Extent,
+    bias: Bias,
+) -> Result<CudaStorage> {
+    let Extent { from, to, m, .. } = *extent;
+    let ((_, outputs), device) = (product.sizes(), storage.device());
+    let stream = device.cuda_stream();
+    let x = storage.as_cuda_slice::<T>()?.slice(from..to);
+    let bias = match bias {
+        Some((bias, all)) => Some(bias.as_cuda_slice::<T>()?.slice(all)),
+        None => None,
+    };
+    let mut bytes = 0;
+    for weight in product.weights() {
+        let of_one = if product.is_gradient() {
+            weight.spec().matmul_grad_workspace_bytes::<T>(m, 0)
+        } else {
+            weight.spec().matmul_workspace_bytes::<T>(m)
+        };
+        bytes = bytes.max(of_one.map_err(wrap)?);
+    }
+    // SAFETY: the launch below writes every element of y before anything reads one; what it reads of
+    // its workspace it has written. CUDA has no allocation of 0 bytes.
     let (mut y, mut workspace) = unsafe {
         let y = device.alloc::<T>((m * outputs).max(1))?;
         (
@@ -84,21 +121,14 @@ fn on_device<T: Element + CudaDType + DeviceRepr>(
         )
     };
     let mut workspace = workspace.as_mut().map(|bytes| bytes.as_view_mut());
-    for row in (0..m).step_by(most.max(1)) {
-        let rows = most.min(m - row);
-        let x = x.slice(row * inputs..(row + rows) * inputs);
-        let (to, workspace) = (
-            &mut y.slice_mut(row * outputs..(row + rows) * outputs),
-            workspace.as_mut(),
-        );
-        if product.is_gradient() {
-            matmul_grad_into(&x, rows, &views[0], to, workspace, &stream)
-        } else if bias.is_some() {
-            matmul_into(&x, rows, &views[0], bias.as_ref(), to, workspace, &stream)
-        } else {
-            matmul_joined_into(&x, rows, &views, to, workspace, &stream)
-        }
-        .map_err(wrap)?;
+    let (to, workspace) = (&mut y.slice_mut(..m * outputs), workspace.as_mut());
+    if product.is_gradient() {
+        matmul_grad_into(&x, m, &views[0], to, workspace, &stream)
+    } else if bias.is_some() {
+        matmul_into(&x, m, &views[0], bias.as_ref(), to, workspace, &stream)
+    } else {
+        matmul_joined_into(&x, m, views, to, workspace, &stream)
     }
+    .map_err(wrap)?;
     Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))
 }

@@ -18,6 +18,9 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(any(test, feature = "cuda"))]
+mod dense;
+mod paths;
 mod product;
 
 use std::sync::Arc;
@@ -25,12 +28,12 @@ use std::sync::Arc;
 use candle_core::{Device, Error, Module, Result, Tensor};
 use nf4::QuantizedTensor;
 
-use product::{Biased, Product, Weight};
+use product::{Biased, Product, Weight, Weights};
 
 /// A linear layer with a weight in 4 bits, or with several side by side.
 #[derive(Debug, Clone)]
 pub struct QuantizedLinear {
-    weights: Arc<[Weight]>,
+    weights: Arc<Weights>,
     bias: Option<Tensor>,
 }
 
@@ -83,18 +86,19 @@ impl QuantizedLinear {
             Device::Cuda(device) => cuda::upload(&weight, device),
             device => candle_core::bail!("no kernels of libnf4 for {device:?} in this build"),
         });
-        let weights = weights.collect::<Result<_>>()?;
+        let weights = Arc::new(Weights::new(weights.collect::<Result<_>>()?, place));
         Ok(QuantizedLinear { weights, bias })
     }
 
     /// `sum` plus y, which have one shape and dtype: what a residual connection adds. Of one row of x, as in
-    /// decode, one weight and no bias, the product's launch adds it, and rounds once.
+    /// decode, one weight and no bias, libnf4's own kernel adds it, and rounds once.
     ///
     /// # Errors
     /// As [`forward`](Self::forward), and if `sum` has not the shape and the dtype of y.
     pub fn forward_add(&self, x: &Tensor, sum: &Tensor) -> Result<Tensor> {
-        let weight = &self.weights[0].spec();
-        let in_launch = self.weights.len() == 1 && self.bias.is_none();
+        let weights = self.weights.all();
+        let weight = weights[0].spec();
+        let in_launch = weights.len() == 1 && self.bias.is_none();
         if in_launch && x.elem_count() == weight.cols && sum.elem_count() == weight.rows {
             let y = self.biased(x, &sum.flatten_all()?)?;
             if y.shape() == sum.shape() {
@@ -107,7 +111,8 @@ impl QuantizedLinear {
     /// With a bias of x's dtype.
     fn biased(&self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
         let (x, product) = (x.contiguous()?, Product::new(self.weights.clone()));
-        if self.weights.len() > 1 {
+        let m = x.elem_count() / product.sizes().0.max(1);
+        if product.weights().len() > 1 || product.is_dense(x.dtype(), m)? {
             return x.apply_op1(product)?.broadcast_add(bias);
         }
         x.apply_op2(&bias.contiguous()?, Biased(product))
@@ -115,9 +120,11 @@ impl QuantizedLinear {
 }
 
 impl Module for QuantizedLinear {
-    /// y `[..., out_features]` of x `[..., in_features]`, in its dtype: fp32, fp16 or bf16. On a GPU fp32
-    /// reads the weight once for each 16 rows of x. The gradient reaches x, and the bias, which may have
-    /// another dtype; the weight has none.
+    /// y `[..., out_features]` of x `[..., in_features]`, in its dtype: fp32, fp16 or bf16. On a GPU
+    /// libnf4 says which way takes less time (`nf4::Path`): its own kernel, or a dense weight for the
+    /// time of the call, in that dtype, and candle's product; so it is for the gradient. fp32 with more
+    /// than 16 rows of x goes the dense way. The gradient reaches x, and the bias, which may have another
+    /// dtype; the weight has none.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.bias {
             Some(bias) => self.biased(x, &bias.to_dtype(x.dtype())?),

@@ -3,9 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{bail, CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, D};
-use nf4::{Element, Matrix, QuantizedTensor, Spec};
+use candle_core::{
+    bail, CpuStorage, CustomOp1, CustomOp2, DType, DeviceLocation, Layout, Result, Shape, Tensor, D,
+};
+use nf4::{Element, Matrix, Path, Place, QuantizedTensor, Spec};
 
+use crate::paths::{Paths, Question};
 use crate::wrap;
 
 #[derive(Debug)]
@@ -25,9 +28,32 @@ impl Weight {
     }
 }
 
+/// Those of a layer, of the same columns: the outputs stand side by side.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    all: Vec<Weight>,
+    /// The GPU that they are on.
+    gpu: Option<usize>,
+    paths: Paths,
+}
+
+impl Weights {
+    pub(crate) fn new(all: Vec<Weight>, place: DeviceLocation) -> Self {
+        let gpu = match place {
+            DeviceLocation::Cuda { gpu_id } => Some(gpu_id),
+            _ => None,
+        };
+        let paths = Paths::default();
+        Weights { all, gpu, paths }
+    }
+
+    pub(crate) fn all(&self) -> &[Weight] {
+        &self.all
+    }
+}
+
 pub(crate) struct Product {
-    /// Of the same columns; the outputs stand side by side.
-    weights: Arc<[Weight]>,
+    weights: Arc<Weights>,
     /// Of the output of which weight this is the gradient.
     gradient_of: Option<usize>,
 }
@@ -41,10 +67,19 @@ pub(crate) struct Extent {
 }
 
 impl Product {
-    pub(crate) fn new(weights: Arc<[Weight]>) -> Self {
+    pub(crate) fn new(weights: Arc<Weights>) -> Self {
+        let gradient_of = None;
         Product {
             weights,
-            gradient_of: None,
+            gradient_of,
+        }
+    }
+
+    /// The gradient of the output of a weight, or the product.
+    pub(crate) fn with_gradient_of(self, gradient_of: Option<usize>) -> Self {
+        Product {
+            gradient_of,
+            ..self
         }
     }
 
@@ -55,9 +90,47 @@ impl Product {
     /// The weights that are multiplied with: of a gradient one.
     pub(crate) fn weights(&self) -> &[Weight] {
         match self.gradient_of {
-            Some(i) => &self.weights[i..=i],
-            None => &self.weights,
+            Some(i) => &self.weights.all[i..=i],
+            None => &self.weights.all,
         }
+    }
+
+    /// Does it take less time on its GPU, with `m` rows of this dtype, to dequantize the weights and
+    /// multiply by them? Of several weights all go the way of one for which it does.
+    pub(crate) fn is_dense(&self, dtype: DType, m: usize) -> Result<bool> {
+        let Some(gpu) = self.weights.gpu else {
+            return Ok(false);
+        };
+        let (place, question) = (
+            Place::Gpu(gpu),
+            Question {
+                dtype,
+                m,
+                gradient_of: self.gradient_of,
+            },
+        );
+        let ask = || match dtype {
+            DType::F32 => self.ask::<f32>(m, place),
+            DType::F16 => self.ask::<half::f16>(m, place),
+            DType::BF16 => self.ask::<half::bf16>(m, place),
+            _ => bail!("{}: the input is neither F32, F16 nor BF16", self.name()),
+        };
+        self.weights.paths.is_dense(question, ask)
+    }
+
+    fn ask<T: Element>(&self, m: usize, place: Place) -> Result<bool> {
+        for weight in self.weights() {
+            let spec = weight.spec();
+            let path = if self.is_gradient() {
+                spec.matmul_grad_path::<T>(m, 0, place)
+            } else {
+                spec.matmul_path::<T>(m, place)
+            };
+            if path.map_err(wrap)? == Path::Dense {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The columns of the input and of the output.
@@ -168,13 +241,11 @@ impl CustomOp1 for Product {
             bail!("{}: it has no gradient of its own", self.name());
         }
         let (mut sum, mut from): (Option<Tensor>, _) = (None, 0);
-        for (i, weight) in self.weights.iter().enumerate() {
+        for (i, weight) in self.weights.all.iter().enumerate() {
             let rows = weight.spec().rows;
             let part = grad_y.narrow(D::Minus1, from, rows)?.contiguous()?;
-            let gradient = part.apply_op1(Product {
-                weights: self.weights.clone(),
-                gradient_of: Some(i),
-            })?;
+            let gradient = Product::new(self.weights.clone()).with_gradient_of(Some(i));
+            let gradient = part.apply_op1(gradient)?;
             sum = Some(match sum {
                 Some(sum) => (sum + gradient)?,
                 None => gradient,
@@ -242,5 +313,51 @@ impl CustomOp2 for Biased {
         let rows = grad_y.reshape(((), self.0.sizes().1))?;
         let of_bias = rows.sum(0)?.reshape(bias.shape())?;
         Ok((self.0.bwd(x, y, grad_y)?, Some(of_bias)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product(gpu: Option<usize>, gradient_of: Option<usize>) -> Product {
+        let weight = |rows| {
+            let spec = Spec::new(rows, 64);
+            Weight::Host(nf4::quantize(&vec![1f32; rows * 64], spec, 1).expect("it fits"))
+        };
+        let place = gpu.map_or(DeviceLocation::Cpu, |gpu_id| DeviceLocation::Cuda {
+            gpu_id,
+        });
+        let weights = Weights::new(vec![weight(32), weight(16)], place);
+        Product::new(Arc::new(weights)).with_gradient_of(gradient_of)
+    }
+
+    /// The CPU's answers, which a layer on the CPU does not ask for.
+    #[test]
+    fn the_way_is_that_of_the_library() -> Result<()> {
+        for gradient_of in [None, Some(0), Some(1)] {
+            let product = product(None, gradient_of);
+            for m in [1, 257] {
+                let dense = gradient_of.is_some() && m == 257;
+                assert_eq!(product.ask::<half::bf16>(m, Place::Cpu)?, dense);
+                assert!(!product.ask::<f32>(m, Place::Cpu)?);
+                assert!(!product.is_dense(DType::BF16, m)?);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_gpu_is_asked_or_named() {
+        let product = product(Some(0), None);
+        match nf4::device_info(0).status {
+            Ok(()) => assert!(product.is_dense(DType::F32, 17).expect("it is usable")),
+            Err(reason) => {
+                let error = product.is_dense(DType::F32, 17).unwrap_err().to_string();
+                assert!(error.contains(reason.detail()), "{error}");
+            }
+        }
+        let error = product.is_dense(DType::F64, 1).unwrap_err().to_string();
+        assert!(error.contains("neither F32, F16 nor BF16"), "{error}");
     }
 }

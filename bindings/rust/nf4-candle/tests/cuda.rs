@@ -52,8 +52,8 @@ fn products_and_gradients_are_those_of_the_cpu() -> Result<()> {
     };
     let host = QuantizedLinear::new(weight(), None, &Device::Cpu)?;
     let device = QuantizedLinear::new(weight(), None, &gpu)?;
-    // Rows: the kernel of few, fp32 in pieces, and ones that need a workspace on Hopper; then a part of
-    // a tensor, and of no rows.
+    // Rows: the kernel of few, fp32 by a dense weight, and ones that need a workspace on Hopper; then a
+    // part of a tensor, and of no rows.
     for (dtype, m) in [
         (DType::F32, 1),
         (DType::F32, 40),
@@ -67,10 +67,13 @@ fn products_and_gradients_are_those_of_the_cpu() -> Result<()> {
         let error = error(&y, &host.forward(&x)?)?;
         assert!(error < allowed(dtype), "{dtype:?} {m}: {error}");
     }
+    for (dtype, rows) in [(DType::BF16, 2), (DType::F32, 20)] {
+        let x = x(rows + 6, COLS, dtype)?;
+        let part = device.forward(&x.to_device(&gpu)?.narrow(0, 3, rows)?)?;
+        let error = error(&part, &host.forward(&x.narrow(0, 3, rows)?)?)?;
+        assert!(error < allowed(dtype), "{dtype:?}: {error}");
+    }
     let x = x(8, COLS, DType::BF16)?;
-    let part = device.forward(&x.to_device(&gpu)?.narrow(0, 3, 2)?)?;
-    let error = error(&part, &host.forward(&x.narrow(0, 3, 2)?)?)?;
-    assert!(error < allowed(DType::BF16), "{error}");
     let none = device.forward(&x.to_device(&gpu)?.narrow(0, 0, 0)?)?;
     assert_eq!(none.dims(), [0, ROWS]);
     assert!(host.forward(&x.to_device(&gpu)?).is_err() && device.forward(&x).is_err());
@@ -105,7 +108,7 @@ fn sums_and_biases_are_those_of_the_cpu() -> Result<()> {
         eprintln!("skipped: no GPU");
         return Ok(());
     };
-    // One row takes the sum as the launch's bias; of fp32 each piece has the bias.
+    // One row takes the sum as the launch's bias; after a dense product of fp32 the bias is added.
     for (dtype, m) in [(DType::BF16, 1), (DType::F16, 5), (DType::F32, 40)] {
         let (x, sum) = (x(m, COLS, dtype)?, x(m, ROWS, dtype)?);
         let bias = sum.get(0)?;
@@ -130,7 +133,8 @@ fn the_gradient_is_that_of_the_cpu() -> Result<()> {
         eprintln!("skipped: no GPU");
         return Ok(());
     };
-    for (dtype, m) in [(DType::BF16, 4), (DType::F32, 40)] {
+    // fp32 and many rows go the dense way on every GPU.
+    for (dtype, m) in [(DType::BF16, 4), (DType::F32, 40), (DType::F16, 1100)] {
         let mut gradients = Vec::new();
         for device in [&Device::Cpu, &gpu] {
             let linear = QuantizedLinear::new(weight(), None, device)?;

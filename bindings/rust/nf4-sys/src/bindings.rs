@@ -19,6 +19,9 @@ pub const NF4_MATMUL_BATCH_MAX: i32 = 64;
 pub const NF4_INT4_GPTQ: i32 = 1;
 pub const NF4_INT4_AWQ: i32 = 2;
 pub const NF4_INT4_COMPRESSED_TENSORS: i32 = 3;
+pub const NF4_PATH_FUSED: i32 = 1;
+pub const NF4_PATH_DENSE: i32 = 2;
+pub const NF4_DEVICE_CPU: i32 = -1;
 /// ---- Status -------------------------------------------------------------
 pub type nf4_status = i32;
 /** The 4-bit format. It selects the codebook if nf4_tensor.codebook is NULL. The values
@@ -597,6 +600,19 @@ const _: () = {
         "Offset of field: nf4_int4_sizes::zeros_bytes",
     ][::core::mem::offset_of!(nf4_int4_sizes, zeros_bytes) - 32usize];
 };
+/** There are two ways to compute a product: libnf4's function for it, which reads the packed
+ weight (fused), or nf4_*dequant_* into memory of the caller and a dense matrix product,
+ such as cuBLAS has (dense). The functions below say which way is expected to take less time
+ on a device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
+
+ Fused is named where libnf4's kernels were timed and were faster: on NVIDIA Hopper GPUs. On a
+ GPU on which nobody has timed them (nf4_device.timed is 0), fused is named only for few rows
+ of x and kernels that are bound by memory. Dense is named for a product that
+ the launch refuses, as it does fp32 with more than 16 rows of x.
+
+ The answer for a device and the same shapes, dtypes, strides and alignments stays the same for
+ the life of the process: a caller may keep it. Versions of the library may answer differently.*/
+pub type nf4_path = i32;
 /// ---- The machine ----------------------------------------------------------
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -617,10 +633,15 @@ pub struct nf4_device {
     pub name: [::core::ffi::c_char; 256usize],
     /// the kernels that would run, such as "sm90"
     pub dequant_variant: [::core::ffi::c_char; 32usize],
+    /// that a thread block may have
+    pub shared_memory_bytes: i32,
+    /** 1: libnf4's products were timed on GPUs of this kind; 0: nobody
+has, and nf4_*_path presumes*/
+    pub timed: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of nf4_device"][::core::mem::size_of::<nf4_device>() - 328usize];
+    ["Size of nf4_device"][::core::mem::size_of::<nf4_device>() - 336usize];
     ["Alignment of nf4_device"][::core::mem::align_of::<nf4_device>() - 8usize];
     [
         "Offset of field: nf4_device::struct_size",
@@ -652,6 +673,12 @@ const _: () = {
     [
         "Offset of field: nf4_device::dequant_variant",
     ][::core::mem::offset_of!(nf4_device, dequant_variant) - 296usize];
+    [
+        "Offset of field: nf4_device::shared_memory_bytes",
+    ][::core::mem::offset_of!(nf4_device, shared_memory_bytes) - 328usize];
+    [
+        "Offset of field: nf4_device::timed",
+    ][::core::mem::offset_of!(nf4_device, timed) - 332usize];
 };
 functions! {
     /// The name of a status, such as "NF4_STATUS_OK"; never NULL.
@@ -1113,6 +1140,59 @@ functions! {
         weight: *const nf4_int4_tensor,
         args: *const nf4_grouped_args,
         threads: i32,
+    ) -> nf4_status;
+    /** device is the index of a GPU or NF4_DEVICE_CPU. On success *path is one of the values above,
+ and NF4_PATH_FUSED for a product that is empty.
+
+ Pointers in the structs are not followed, but for the lora of args. As in nf4_matmul_plan, the
+ alignment of packed and x counts, and whether codebook, zeros, g_idx, permutation, bias and
+ x_index are NULL. The functions may load kernels, as nf4_device_info does.
+
+ INVALID_ARGUMENT: as for the workspace_size function of the product; path is NULL; device is
+ out of range. NO_CUDA, NO_DEVICE, UNSUPPORTED_DEVICE, CUDA_ERROR: as for nf4_device_info.*/
+    pub fn nf4_matmul_path(
+        weight: *const nf4_tensor,
+        args: *const nf4_matmul_args,
+        device: i32,
+        path: *mut nf4_path,
+    ) -> nf4_status;
+    pub fn nf4_matmul_grad_path(
+        weight: *const nf4_tensor,
+        args: *const nf4_matmul_args,
+        device: i32,
+        path: *mut nf4_path,
+    ) -> nf4_status;
+    pub fn nf4_int4_matmul_path(
+        weight: *const nf4_int4_tensor,
+        args: *const nf4_matmul_args,
+        device: i32,
+        path: *mut nf4_path,
+    ) -> nf4_status;
+    /// The dense way of experts dequantizes all of them.
+    pub fn nf4_matmul_grouped_path(
+        weight: *const nf4_tensor,
+        args: *const nf4_grouped_args,
+        device: i32,
+        path: *mut nf4_path,
+    ) -> nf4_status;
+    pub fn nf4_matmul_grouped_grad_path(
+        weight: *const nf4_tensor,
+        args: *const nf4_grouped_args,
+        device: i32,
+        path: *mut nf4_path,
+    ) -> nf4_status;
+    pub fn nf4_int4_matmul_grouped_path(
+        weight: *const nf4_int4_tensor,
+        args: *const nf4_grouped_args,
+        device: i32,
+        path: *mut nf4_path,
+    ) -> nf4_status;
+    /** The dense way of an adapter's gradients is two matrix products of the caller. No pointer is
+ looked at but da and db, which are NULL for a gradient that is not wanted.*/
+    pub fn nf4_lora_grad_path(
+        args: *const nf4_lora_grad_args,
+        device: i32,
+        path: *mut nf4_path,
     ) -> nf4_status;
     /** Can this library use GPU `device`? OK if so, else NO_CUDA, NO_DEVICE,
  UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range, with

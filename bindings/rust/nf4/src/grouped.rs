@@ -242,8 +242,13 @@ fn run<T: Element>(
     Ok(y)
 }
 
-/// Operands without addresses, for a query of the workspace of a launch with x_index.
-fn nowhere<T: Element>(experts: usize, m: usize, x_stride: usize, y_stride: usize) -> RawGrouped {
+/// Operands without addresses, for a query of a launch with x_index.
+pub(crate) fn nowhere<T: Element>(
+    experts: usize,
+    m: usize,
+    x_stride: usize,
+    y_stride: usize,
+) -> RawGrouped {
     RawGrouped {
         dtype: T::DTYPE.as_raw(),
         experts,

@@ -130,6 +130,11 @@ pub struct DeviceInfo {
     pub name: String,
     /// The kernels that would run, such as `sm90`.
     pub dequant_variant: String,
+    /// Bytes of shared memory that a thread block may have.
+    pub shared_memory_bytes: i32,
+    /// Were libnf4's products timed on GPUs of this kind? Where they were not,
+    /// [`Spec::matmul_path`](crate::Spec::matmul_path) presumes.
+    pub timed: bool,
 }
 
 impl DeviceInfo {
@@ -160,6 +165,8 @@ pub fn device_info(device: i32) -> DeviceInfo {
         memory_bytes: 0,
         name: [0; 256],
         dequant_variant: [0; 32],
+        shared_memory_bytes: 0,
+        timed: 0,
     };
     let status = check_version().and_then(|()| {
         // SAFETY: the struct lives through the call and its struct_size is set.
@@ -175,6 +182,8 @@ pub fn device_info(device: i32) -> DeviceInfo {
         memory_bytes: info.memory_bytes,
         name: array_text(&info.name),
         dequant_variant: array_text(&info.dequant_variant),
+        shared_memory_bytes: info.shared_memory_bytes,
+        timed: info.timed != 0,
     }
 }
 

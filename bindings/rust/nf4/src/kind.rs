@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use nf4_sys as sys;
-use sys::{nf4_dtype, nf4_matmul_args, nf4_status, nf4_stream};
+use sys::{nf4_dtype, nf4_matmul_args, nf4_path, nf4_status, nf4_stream};
 
 use crate::error::check;
 use crate::matmul::Operands;
@@ -17,6 +17,8 @@ pub struct Functions<W> {
         unsafe extern "C" fn(*const W, *mut c_void, nf4_dtype, nf4_stream) -> nf4_status,
     pub matmul_workspace_size:
         unsafe extern "C" fn(*const W, *const nf4_matmul_args, *mut usize) -> nf4_status,
+    pub matmul_path:
+        unsafe extern "C" fn(*const W, *const nf4_matmul_args, i32, *mut nf4_path) -> nf4_status,
     pub matmul_cpu: unsafe extern "C" fn(*const W, *const nf4_matmul_args, i32) -> nf4_status,
     pub matmul_launch: unsafe extern "C" fn(
         *const W,
@@ -57,6 +59,7 @@ impl Descriptor for sys::nf4_tensor {
         dequant_cpu: sys::nf4_dequant_cpu,
         dequant_launch: sys::nf4_dequant_launch,
         matmul_workspace_size: sys::nf4_matmul_workspace_size,
+        matmul_path: sys::nf4_matmul_path,
         matmul_cpu: sys::nf4_matmul_cpu,
         matmul_launch: sys::nf4_matmul_launch,
         batch_workspace_size: sys::nf4_matmul_batch_workspace_size,
@@ -70,6 +73,7 @@ impl Descriptor for sys::nf4_int4_tensor {
         dequant_cpu: sys::nf4_int4_dequant_cpu,
         dequant_launch: sys::nf4_int4_dequant_launch,
         matmul_workspace_size: sys::nf4_int4_matmul_workspace_size,
+        matmul_path: sys::nf4_int4_matmul_path,
         matmul_cpu: sys::nf4_int4_matmul_cpu,
         matmul_launch: sys::nf4_int4_matmul_launch,
         batch_workspace_size: sys::nf4_int4_matmul_batch_workspace_size,

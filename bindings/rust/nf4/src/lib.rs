@@ -28,6 +28,8 @@
 //! - [`Int4Tensor`], [`Int4Ref`] and [`Int4Spec`]: the same of a weight of integers, made by
 //!   [`quantize_int4`] or from a checkpoint's tensors. dequantize and matmul take either
 //!   [`Weight`]; [`Int4Tensor::reordered`] sorts the columns of one with `g_idx`.
+//! - [`Spec::matmul_path`] and others say whether a product takes less time by libnf4's own kernel or
+//!   by [`dequantize`] and a dense product of another library: a [`Path`], for the CPU or a GPU.
 //! - [`device`]: unsafe launches on raw device pointers and a stream. Feature `cudarc`: the
 //!   module `cuda`, safe ones on the buffers of that crate, which loads CUDA; `cudarc-core`: the same
 //!   beside a crate that has cudarc link it, such as candle.
@@ -57,6 +59,7 @@ mod kind;
 mod lora_grad;
 mod matmul;
 mod ops;
+mod path;
 mod scales;
 mod spec;
 mod tensor;
@@ -83,6 +86,7 @@ pub use matmul::{matmul, matmul_into, Matrix, MatrixMut};
 #[cfg(feature = "dynamic-loading")]
 pub use nf4_sys::{load, load_from, LoadError};
 pub use ops::{dequantize, dequantize_into, quantize, quantize_into, Workspace};
+pub use path::{Path, Place};
 pub use scales::{Scales, ScalesMut, ScalesOf, ScalesRef};
 pub use spec::{Sizes, Spec};
 pub use tensor::{QuantizedMut, QuantizedRef, QuantizedTensor};

@@ -143,7 +143,12 @@ impl Spec {
     /// # Errors
     /// As [`Spec::matmul_workspace_bytes`].
     pub fn matmul_lora_workspace_bytes<T: Element>(&self, m: usize, rank: usize) -> Result<usize> {
-        self.adapted_workspace_bytes::<T>(m, rank, false)
+        let mut bytes = 0;
+        // SAFETY: what they point to lives through the call, and the struct_size of each struct is set.
+        self.adapted::<T>(m, rank, false, |weight, args| unsafe {
+            sys::nf4_matmul_workspace_size(weight, args, &mut bytes)
+        })?;
+        Ok(bytes)
     }
 
     /// Workspace of a [`matmul_grad_launch`](crate::device::matmul_grad_launch), or with a `rank`
@@ -153,15 +158,23 @@ impl Spec {
     /// # Errors
     /// As [`Spec::matmul_workspace_bytes`].
     pub fn matmul_grad_workspace_bytes<T: Element>(&self, m: usize, rank: usize) -> Result<usize> {
-        self.adapted_workspace_bytes::<T>(m, rank, true)
+        let mut bytes = 0;
+        // SAFETY: as above.
+        self.adapted::<T>(m, rank, true, |weight, args| unsafe {
+            sys::nf4_matmul_grad_workspace_size(weight, args, &mut bytes)
+        })?;
+        Ok(bytes)
     }
 
-    fn adapted_workspace_bytes<T: Element>(
+    /// What `query` says of a product of `m` contiguous rows, or of its gradient, with an adapter of
+    /// `rank`; a gradient may have none.
+    pub(crate) fn adapted<T: Element>(
         &self,
         m: usize,
         rank: usize,
         gradient: bool,
-    ) -> Result<usize> {
+        query: impl FnOnce(&sys::nf4_tensor, &sys::nf4_matmul_args) -> sys::nf4_status,
+    ) -> Result<()> {
         let lora = RawLora {
             dtype: T::DTYPE.as_raw(),
             rank,
@@ -172,22 +185,18 @@ impl Spec {
             b_stride: rank,
             product: ptr::null_mut(),
         };
-        let (of_size, x_stride, y_stride): (unsafe extern "C" fn(_, _, _) -> _, _, _) = if gradient
-        {
-            (sys::nf4_matmul_grad_workspace_size, self.rows, self.cols)
+        let (x_stride, y_stride) = if gradient {
+            (self.rows, self.cols)
         } else {
-            (sys::nf4_matmul_workspace_size, self.cols, self.rows)
+            (self.cols, self.rows)
         };
-        let args = kind::contiguous::<T>(m, x_stride, y_stride);
-        let (lora, mut bytes) = (lora.raw()?, 0);
+        let (args, lora) = (kind::contiguous::<T>(m, x_stride, y_stride), lora.raw()?);
         let args = if rank == 0 && gradient {
             args.raw()?
         } else {
             args.raw_with(&lora)?
         };
-        // SAFETY: all of them live through the call, and the struct_size of each struct is set.
-        check(unsafe { of_size(&self.descriptor()?, &args, &mut bytes) })?;
-        Ok(bytes)
+        check(query(&self.descriptor()?, &args))
     }
 
     /// The C descriptor, with no pointers yet. Every call on a weight passes through here.

@@ -39,8 +39,13 @@ fn a_device_is_usable_or_says_why() {
         Ok(()) => {
             assert!(gpu.usable() && gpu.device_count > 0 && gpu.memory_bytes > 0);
             assert!(!gpu.name.is_empty() && !gpu.dequant_variant.is_empty());
+            assert!(gpu.shared_memory_bytes >= 48 << 10);
+            assert_eq!(gpu.timed, gpu.compute_capability == 90);
         }
-        Err(reason) => assert!(!gpu.usable() && !reason.detail().is_empty()),
+        Err(reason) => {
+            assert!(!gpu.usable() && !reason.detail().is_empty());
+            assert!(gpu.device_count > 0 || !gpu.timed && gpu.shared_memory_bytes == 0);
+        }
     }
 }
 

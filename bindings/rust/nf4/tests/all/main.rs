@@ -22,5 +22,6 @@ mod lora_grad;
 #[cfg(feature = "cudarc")]
 mod lora_grad_cuda;
 mod matmul;
+mod path;
 mod quantize;
 mod threads;
