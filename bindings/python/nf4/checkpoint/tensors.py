@@ -26,6 +26,7 @@ from nf4.checkpoint.int4_layouts import LAYOUTS, SYMMETRIC_ZERO
 from nf4.checkpoint.int4_plan import Int4Plan
 from nf4.checkpoint.kinds import survey
 from nf4.checkpoint.model_files import write_json
+from nf4.checkpoint.quantization import says_quantization
 from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of
 from nf4.checkpoint.rules import Rules, model_types
 from nf4.checkpoint.source import CONFIG_NAME, SINGLE_NAME, Checkpoint
@@ -270,7 +271,7 @@ def _require_json(config: Mapping[str, object]) -> None:
 def _config(items: list[_Item], config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json, with the quantization_config."""
     plans = [each.plan for each in items if each.plan is not None]
-    if not plans or "quantization_config" in config:
+    if not plans or says_quantization(config):
         return dict(config)
     if len({type(plan) for plan in plans}) > 1:
         raise InvalidArgument("tensors has weights of integers and of NF4 or FP4; expected one")

@@ -15,11 +15,11 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.int4 import Int4Weight
-from nf4.checkpoint.kinds import config_path
 from nf4.checkpoint.meta_model import LoadPlan, model_class
+from nf4.checkpoint.quantization import config_path, quantization
 from nf4.torch import _int4_stacks
 from nf4.torch._frozen_quantizer import FrozenQuantizer
-from nf4.torch._meta_layers import empty, layer_on_meta
+from nf4.torch._meta_layers import empty, layer_on_meta, put_layer
 from nf4.torch.experts import put
 from nf4.torch.modules import Int4Linear
 
@@ -58,7 +58,12 @@ class Int4Quantizer(FrozenQuantizer):
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
-        plan, ignored, weights = LoadPlan(model), set(), self.quantization_config.weights
+        plan, ignored = LoadPlan(model), set()
+        weights = {
+            name: weight
+            for name, weight in self.quantization_config.weights.items()
+            if not plan.is_ignored(name)
+        }
         act_order = self.quantization_config.act_order
         self.stacks = _int4_stacks.found(plan, weights, act_order)
         stacked = {weight.name for stack in self.stacks for weight in stack.weights}
@@ -71,8 +76,7 @@ class Int4Quantizer(FrozenQuantizer):
             layer = layer_on_meta(
                 weight, plan.modules.get(target), target, self.quantization_config.biases
             )
-            parent, _, child = target.rpartition(".")
-            setattr(plan.modules[parent], child, layer)
+            put_layer(model, layer, target)
             if "g_idx" not in weight.parts and "g_idx" in layer.state_dict():
                 layer.g_idx = empty(weight.shape[1:], torch.int32)  # which is missing then
                 self.without_g_idx.append(layer)
@@ -111,7 +115,7 @@ def load_model(
         reason = f"transformers cannot build the model: {error}"
         raise FormatError(config_path(checkpoint), reason) from None
     config = AutoConfig.from_pretrained(checkpoint.directory)
-    stored = checkpoint.config.get("quantization_config")
+    said = quantization(checkpoint)
     biases = frozenset(name for name in checkpoint.owner if name.endswith(".bias"))
     config.quantization_config = {
         "quant_method": _METHOD, "weights": weights, "biases": biases, "act_order": act_order
@@ -123,19 +127,22 @@ def load_model(
         use_safetensors=True,
         output_loading_info=True,
     )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        reason = f"the model needs it{more}, and the checkpoint does not have it"
-        raise FormatError(config_path(checkpoint), reason, missing[0])
+    for kind, wrong in (
+        ("missing_keys", "the model needs it{more}, and the checkpoint does not have it"),
+        ("unexpected_keys", "the checkpoint has it{more}, and the model has no place for it"),
+    ):
+        names = sorted(info[kind])
+        if names:
+            more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+            raise FormatError(config_path(checkpoint), wrong.format(more=more), names[0])
     for stack in model.hf_quantizer.stacks:
         experts = model.get_submodule(stack.experts)
         setattr(experts, stack.name, _int4_stacks.read(stack, checkpoint).eval())
     if model.hf_quantizer.stacks:
         # Those that were of use on loading are not all that to_dense needs.
         model._weight_conversions = None
-    if stored is None:
+    if said is None:
         del model.config.quantization_config
     else:
-        model.config.quantization_config = stored
+        model.config.quantization_config = said.config
     return model

@@ -9,7 +9,8 @@ import torch
 
 from nf4.checkpoint import Checkpoint, FormatError, Survey, survey
 from nf4.checkpoint.int4 import Int4Weight
-from nf4.checkpoint.kinds import config_path
+from nf4.checkpoint.kinds import require_readable
+from nf4.checkpoint.quantization import config_path
 from nf4.checkpoint.stacks import is_stack
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
@@ -52,7 +53,7 @@ def load(
         raise InvalidArgument(f"path is {os.fspath(path)!r}; expected a directory with config.json")
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
-        found.require_sound()
+        require_readable(checkpoint, found)
         if any(map(is_stack, found.weights.values())):
             return _with_experts(path, dtype, moved_to)
         weights, act_order = _integer_weights(checkpoint, found)
