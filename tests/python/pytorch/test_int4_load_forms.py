@@ -158,18 +158,21 @@ def test_what_the_model_has_no_place_for_is_named(name, tmp_path, capsys):
 
 def test_buffers_that_a_model_computes_itself_are_no_strangers(tmp_path):
     path, dense = checkpoint(tmp_path, llama(), "gptq")
-    change(path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8))
+    attention = "model__layers__0__self_attn__"
+    change(path, **{f"{attention}rotary_emb__inv_freq": torch.ones(8),
+                    f"{attention}masked_bias": torch.ones(()),
+                    f"{attention}bias": torch.ones(1, 1, 4, 4, dtype=torch.bool)})  # fmt: skip
     require_same(nf4.torch.load(path), dense)
     assert [found for found in audit(str(path))[1] if found.severity == "fault"] == []
     assert main(["dequantize", str(path), str(tmp_path / "out")]) == 0
 
 
-def deepseek():
+def deepseek(first_k_dense_replace: int = 1):
     sizes = SIZES | {"num_key_value_heads": 4}
     config = transformers.DeepseekV3Config(
         **sizes, moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
         topk_group=1, kv_lora_rank=32, q_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16,
-        v_head_dim=16, first_k_dense_replace=1,
+        v_head_dim=16, first_k_dense_replace=first_k_dense_replace,
     )  # fmt: skip
     return transformers.DeepseekV3ForCausalLM(config).eval()
 
@@ -288,3 +291,15 @@ def test_what_is_not_read_is_named(tmp_path):
         nf4.torch.load(path)
     with pytest.raises(FormatError, match="is quantized by 'quip', which is not read"):
         empty_model(path)
+
+
+def test_layers_that_the_model_class_ignores_without_experts(tmp_path):
+    """empty_model and load_checkpoint, which stack no experts of integers."""
+    model = deepseek(first_k_dense_replace=2)
+    path, dense = checkpoint(tmp_path, model, "awq")
+    tensors, config = nf4.load(path), json.loads((path / "config.json").read_text())
+    more = {n.replace("layers.1.", "layers.61."): each for n, each in tensors.items()}
+    nf4.save(path, tensors | more, config=config, replace=True)
+    empty = empty_model(path)
+    load_checkpoint(empty, path)
+    require_same(empty, dense)

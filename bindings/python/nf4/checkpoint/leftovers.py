@@ -23,9 +23,17 @@ _PART = re.compile(
 # (compressed-tensors' KVCacheScaleType), and buffers that a model computes itself, which older
 # versions of transformers stored.
 _HARMLESS = re.compile(
-    r"[qkv]_scale|bias|masked_bias|(original_)?inv_freq|position_ids|relative_position_index"
+    r"[qkv]_scale|masked_bias|(original_)?inv_freq|position_ids|relative_position_index"
 )
 _DENSE_DTYPES = ("F64", "F32", "F16", "BF16", "C64", "BOOL", "I64", "U64")
+
+
+def is_harmless(info: TensorInfo) -> bool:
+    """Whether a model computes the same without this tensor. A bias of several dimensions is the
+    mask of causal attention."""
+    last = info.name.rpartition(".")[2]
+    is_mask = last == "bias" and len(info.shape) > 2
+    return is_mask or _HARMLESS.fullmatch(last) is not None
 
 
 def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
@@ -33,7 +41,7 @@ def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
     modules = {name.removesuffix(".weight") for name in found.weights}.union(found.weights)
     for name, info in found.dense.items():
         module, _, last = name.rpartition(".")
-        if _HARMLESS.fullmatch(last):
+        if last == "bias" or is_harmless(info):
             continue
         reason = None
         if module in modules:
@@ -52,8 +60,8 @@ def strangers(checkpoint: Checkpoint, found: Survey) -> list[FormatError]:
     tensor; none where no model can be asked."""
     unusual = [
         name
-        for name in found.dense
-        if not _HARMLESS.fullmatch(last := name.rpartition(".")[2]) and last != "weight"
+        for name, info in found.dense.items()
+        if not (name.endswith((".weight", ".bias")) or is_harmless(info))
     ]
     if not unusual or not found.weights:
         return []

@@ -15,6 +15,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.int4 import Int4Weight
+from nf4.checkpoint.leftovers import is_harmless
 from nf4.checkpoint.meta_model import LoadPlan, model_class
 from nf4.checkpoint.quantization import config_path, quantization
 from nf4.torch import _int4_stacks
@@ -127,14 +128,18 @@ def load_model(
         use_safetensors=True,
         output_loading_info=True,
     )
-    for kind, wrong in (
-        ("missing_keys", "the model needs it{more}, and the checkpoint does not have it"),
-        ("unexpected_keys", "the checkpoint has it{more}, and the model has no place for it"),
+    unexpected = [
+        name
+        for name in info["unexpected_keys"]
+        if name not in checkpoint or not is_harmless(checkpoint.info(name))
+    ]
+    for names, wrong in (
+        (info["missing_keys"], "the model needs it{more}, and the checkpoint does not have it"),
+        (unexpected, "the checkpoint has it{more}, and the model has no place for it"),
     ):
-        names = sorted(info[kind])
         if names:
             more = f", and {len(names) - 1} more" if len(names) > 1 else ""
-            raise FormatError(config_path(checkpoint), wrong.format(more=more), names[0])
+            raise FormatError(config_path(checkpoint), wrong.format(more=more), min(names))
     for stack in model.hf_quantizer.stacks:
         experts = model.get_submodule(stack.experts)
         setattr(experts, stack.name, _int4_stacks.read(stack, checkpoint).eval())

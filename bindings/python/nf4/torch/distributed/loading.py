@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -99,7 +100,9 @@ def _open(path: str | os.PathLike[str], stack: contextlib.ExitStack) -> tuple[_O
 def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) -> tuple[None, str]:
     checkpoint, found = opened
     names, adapters = Names.of(model, checkpoint), _adapters.untrained(model)
-    _require_sources(model, names, opened, adapters)
+    weights = {n: each for n, each in found.weights.items() if not names.is_ignored(n)}
+    found = dataclasses.replace(found, weights=weights)
+    _require_sources(model, names, _Opened(checkpoint, found), adapters)
     _give_memory(model, device)
     _adapters.begin(adapters, seed)
     for name, weight in found.weights.items():
