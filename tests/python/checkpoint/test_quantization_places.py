@@ -10,10 +10,11 @@ from typing import Any
 import checkpoint_helpers as helpers
 import int4_checkpoints as models
 import int4_oracle as oracle
+import nf4
 import numpy as np
 import pytest
 from int4_checkpoints import LAYER, Case
-from nf4.checkpoint import Checkpoint, survey
+from nf4.checkpoint import Checkpoint, FormatError, survey
 from nf4.cli import main
 
 V2 = Case("gptq_v2", symmetric=False)
@@ -231,6 +232,8 @@ def test_a_folder_that_says_nothing_is_not_guessed(tmp_path, capsys):
     for command in (["dequantize"], ["quantize"], ["convert", "--to", "awq"]):
         assert main([command[0], str(source), str(tmp_path / "out"), *command[1:]]) == 3
         assert "tells whether it is in gptq or gptq_v2" in capsys.readouterr().err
+    with pytest.raises(FormatError, match="tells whether it is in gptq or gptq_v2"):
+        nf4.load(source)
     awq = folder(tmp_path / "awq", Case("awq", symmetric=False), {})
     assert main(["dequantize", str(awq), str(tmp_path / "dense")]) == 0
     require_oracle(tmp_path / "dense", Case("awq", symmetric=False))

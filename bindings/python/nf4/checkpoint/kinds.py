@@ -63,9 +63,15 @@ def require_readable(checkpoint: Checkpoint, found: Survey) -> None:
         raise problem
     for fault in (*found.faults, *found.unread):
         raise fault
-    if checkpoint.config and is_assumed(checkpoint, found):
-        path = next(weight.path for weight in found.weights.values())
-        raise FormatError(path, "no quantization_config tells whether it is in gptq or gptq_v2")
+    require_version(checkpoint, found)
+
+
+def require_version(checkpoint: Checkpoint, found: Survey) -> None:
+    """FormatError for a directory that has a place to say which version of GPTQ it is in, and does
+    not."""
+    if checkpoint.directory is not None and is_assumed(checkpoint, found):
+        reason = "no quantization_config tells whether it is in gptq or gptq_v2"
+        raise FormatError(checkpoint.path, reason)
 
 
 def is_assumed(checkpoint: Checkpoint, found: Survey) -> bool:

@@ -24,7 +24,7 @@ from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4 import Int4State, Int4Weight
 from nf4.checkpoint.int4_layouts import LAYOUTS, SYMMETRIC_ZERO
 from nf4.checkpoint.int4_plan import Int4Plan
-from nf4.checkpoint.kinds import survey
+from nf4.checkpoint.kinds import require_version, survey
 from nf4.checkpoint.model_files import write_json
 from nf4.checkpoint.quantization import says_quantization
 from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of
@@ -46,7 +46,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, nf4.Weight[np.ndarray] | np.
     others as arrays.
 
     path  a safetensors file, a directory with config.json and such files, or their index, of
-          bitsandbytes (NF4, FP4), GPTQ, AWQ, compressed-tensors (4 bits), or dense
+          bitsandbytes (NF4, FP4), GPTQ, AWQ, AutoRound, compressed-tensors (4 bits), or dense
 
     Raises nf4.checkpoint.FormatError, which names the file and the tensor, for what breaks the
     format, and OSError. nf4.checkpoint.Checkpoint reads tensors one by one.
@@ -54,6 +54,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, nf4.Weight[np.ndarray] | np.
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
         found.require_sound()
+        require_version(checkpoint, found)
         tensors: dict[str, Any] = {n: w.load(checkpoint) for n, w in found.weights.items()}
         for name, info in found.dense.items():
             file = checkpoint.owner[name]
