@@ -44,13 +44,18 @@ class Checkpoint {
       require(has(each.name) && tensors_.at(each.name).name == file + ": " + each.name, found.index,
               ": ", each.name, " is not in ", file);
     }
-    const std::string config = found.folder + "/config.json";
-    if (found.folder.empty() || access(config.c_str(), F_OK) != 0) return;
-    config_ = Json(config, detail::RegularFile(config).read(16'000'000), true);
-    require(config_.word == "{}", config, ": it is no object");
-    if (const Json *integers = config_.find("quantization_config")) {
-      quantization_config_ = *integers;
-      quantization_config_->name = config + ": quantization_config";
+    if (found.folder.empty()) return;
+    // The tools of GPTQ, AWQ and AutoRound say in files of their own how they quantized.
+    for (const char *name :
+         {"config.json", "quantize_config.json", "quant_config.json", "quantization_config.json"}) {
+      const std::string file = found.folder + "/" + name;
+      if (access(file.c_str(), F_OK) != 0) continue;
+      const Json json(file, detail::RegularFile(file).read(16'000'000), true);
+      require(json.word == "{}", file, ": it is no object");
+      if (name == std::string("config.json"))
+        Int4Config::add_places(config_ = json, places_);
+      else if (!json.members.empty())
+        places_.push_back(json);
     }
   }
 
@@ -160,9 +165,10 @@ class Checkpoint {
     const std::string module = module_of(name);
     return !module.empty() && (has(module + ".qweight") || has(module + ".weight_packed"));
   }
-  // Its descriptor. quantization_config says which layout and what group sizes there are; without
-  // one GPTQ, version 1, and AWQ are known by their shapes. g_idx is NULL where the columns are in
-  // order. Throws where parts contradict one another, the layout or quantization_config.
+  // Its descriptor. quantization_config says which layout and what group sizes there are, wherever
+  // a folder has it: in config.json, in a config within that, in quantize_config.json and the like.
+  // Without one GPTQ, version 1, and AWQ are known by their shapes. g_idx is NULL where the columns
+  // are in order. Throws where parts contradict one another, the layout or quantization_config.
   nf4_int4_tensor int4_weight(const std::string &name, const Shape &shape = {}) const {
     const std::string module = module_of(name);
     require(!module.empty(), path_, ": ", name, " does not end with .weight");
@@ -184,11 +190,13 @@ class Checkpoint {
     weight.layout = is_compressed ? NF4_INT4_COMPRESSED_TENSORS
                     : is_like_awq ? NF4_INT4_AWQ
                                   : NF4_INT4_GPTQ;
-    const bool has_config = quantization_config_.has_value();
-    if (has_config) weight.layout = Int4Config::layout_of(*quantization_config_);
+    const bool has_config = !places_.empty();
+    if (has_config) weight.layout = int4_config().layout;
     const bool is_awq = weight.layout == NF4_INT4_AWQ, is_gptq = weight.layout == NF4_INT4_GPTQ;
     require(is_compressed == (!is_awq && !is_gptq), where, " is not of ",
-            has_config ? quantization_config_->text("quant_method") : "");
+            is_awq    ? "awq"
+            : is_gptq ? "gptq"
+                      : "compressed-tensors");
     require(stored_scales.dtype == "F16" || stored_scales.dtype == "BF16", stored_scales.name,
             " is ", stored_scales.dtype, "; F16 and BF16 are read");
     weight.scales_dtype = stored_scales.dtype == "F16" ? NF4_DTYPE_FP16 : NF4_DTYPE_BF16;
@@ -262,12 +270,12 @@ class Checkpoint {
   // What quantization_config says, read once.
   const Int4Config &int4_config() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!int4_config_) int4_config_.emplace(*quantization_config_);
+    if (!int4_config_) int4_config_.emplace(places_);
     return *int4_config_;
   }
   int32_t group_size(const std::string &where, int64_t cols, int64_t groups) const {
     const int64_t size = cols / groups;
-    if (quantization_config_ && !int4_config().group_sizes.empty()) {
+    if (!places_.empty() && !int4_config().group_sizes.empty()) {
       const Shape &said = int4_config().group_sizes;
       for (const int64_t each : said)
         if (each == -1 ? groups == 1 : each == size) return static_cast<int32_t>(each);
@@ -347,7 +355,7 @@ class Checkpoint {
 
   std::string path_;
   Json config_;
-  std::optional<Json> quantization_config_;
+  std::vector<Json> places_;  // that say how it is quantized
   std::vector<SafetensorsFile> files_;
   std::map<std::string, StoredTensor> tensors_;
   mutable std::mutex mutex_;

@@ -1,5 +1,5 @@
-// quantization_config of GPTQ, AWQ and compressed-tensors: what config.json says of weights in
-// integers, for checkpoint.hpp. A header alone, in C++17. ERRORS as in json.hpp.
+// quantization_config of GPTQ, AWQ and compressed-tensors: what config.json and the files beside it
+// say of weights in integers, for checkpoint.hpp. A header alone, in C++17. ERRORS as in json.hpp.
 #ifndef NF4_INT4_CONFIG_HPP
 #define NF4_INT4_CONFIG_HPP
 
@@ -23,16 +23,51 @@ struct Int4Config {
     if (layout == NF4_INT4_AWQ) awq(json);
     if (layout == NF4_INT4_COMPRESSED_TENSORS) compressed(json);
   }
-  static nf4_int4_layout layout_of(const Json &json) {
-    require(json.word == "{}", json.name, " is no object");
-    const std::string method = json.choice("quant_method", {"gptq", "awq", "compressed-tensors"});
-    return method == "gptq"  ? NF4_INT4_GPTQ
-           : method == "awq" ? NF4_INT4_AWQ
-                             : NF4_INT4_COMPRESSED_TENSORS;
+  // Of all `places` that say it; throws where two disagree, too.
+  explicit Int4Config(const std::vector<Json> &places) : Int4Config(places.at(0)) {
+    for (size_t i = 1; i < places.size(); ++i) {
+      const Int4Config other(places[i]);
+      const auto agree = [&](bool good, const char *key) {
+        require(good, places[i].name, ": its ", key, " is not that of ", places[0].name);
+      };
+      agree(layout == other.layout, "quant_method");
+      agree(is_gptq_v2 == other.is_gptq_v2, "checkpoint_format");
+      agree(group_sizes.empty() || other.group_sizes.empty() || group_sizes == other.group_sizes,
+            "group_size");
+      agree(!symmetric || !other.symmetric || symmetric == other.symmetric, "symmetry");
+      if (group_sizes.empty()) group_sizes = other.group_sizes;
+      if (!symmetric) symmetric = other.symmetric;
+    }
+  }
+  // Adds what a config.json says, at its top and in the configs of a model's parts, such as
+  // text_config. What is null or empty says nothing.
+  static void add_places(const Json &config, std::vector<Json> &places) {
+    for (Json each : config.members) {
+      const bool is_empty = each.word == "null" || (each.word == "{}" && each.members.empty());
+      const bool is_place = each.name == "quantization_config" || each.name == "compression_config";
+      each.name = config.name + ": " + each.name;
+      if (is_place && !is_empty) places.push_back(each);
+      if (!is_place) add_places(each, places);
+    }
   }
 
  private:
   using Flag = std::optional<bool>;
+
+  static nf4_int4_layout layout_of(const Json &json) {
+    require(json.word == "{}", json.name, " is no object");
+    // Older ones, and those in files of their own, need not say whose they are.
+    std::optional<std::string> method;
+    for (const char *key : {"checkpoint_format", "desc_act", "sym"})
+      if (json.has(key)) method = "gptq";
+    for (const char *key : {"version", "zero_point"})
+      if (json.has(key)) method = "awq";
+    if (json.has("config_groups")) method = "compressed-tensors";
+    method = json.choice("quant_method", {"gptq", "awq", "compressed-tensors"}, method);
+    return method == "gptq"  ? NF4_INT4_GPTQ
+           : method == "awq" ? NF4_INT4_AWQ
+                             : NF4_INT4_COMPRESSED_TENSORS;
+  }
 
   void gptq(const Json &json) {
     bits(json, "bits");
@@ -65,8 +100,9 @@ struct Int4Config {
   void compressed(const Json &json) {
     const Json groups = object(json, "config_groups");
     require(!groups.members.empty(), json.name, ": config_groups is empty");
-    for (const char *key : {"transform_config", "sparsity_config"})
-      require(!is_true(json, key), json.name, ": it has a ", key, ", which is not read");
+    require(!is_true(json, "transform_config"), json.name,
+            ": it has a transform_config, which is not read");
+    if (is_true(json, "sparsity_config")) json.choice("sparsity_config/format", {"dense"});
     std::vector<Flag> symmetric_of;
     for (const Json &each : groups.members) {
       const Json group = named(json, each.name, each);
@@ -146,18 +182,21 @@ struct Int4Config {
                        std::all_of(found->members.begin(), found->members.end(), is_string)),
             json.name, ": ", key, " is no list of names");
   }
-  // The first of two keys that is there, in small letters, and of `choices`, else the first of
-  // those.
+  // What is there under two keys, in small letters, and of `choices`, else the first of those.
+  // Throws where the two differ.
   static std::string lower(const Json &json, const std::vector<const char *> &keys,
                            const std::vector<std::string> &choices) {
+    std::string said;
     for (const char *key : keys) {
       if (!is_true(json, key)) continue;
       std::string found = json.text(key);
       for (char &c : found) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
       json.require_choice(key, found, choices);
-      return found;
+      require(said.empty() || said == found, json.name, ": ", key, " is ", found, ", but ", keys[0],
+              " is ", said);
+      said = found;
     }
-    return choices[0];
+    return said.empty() ? choices[0] : said;
   }
 };
 

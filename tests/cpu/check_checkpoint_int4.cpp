@@ -10,12 +10,8 @@
 
 namespace {
 
-// Whether all its weights are `expected`; the error.
-std::string read_int4(const std::vector<Tensor> &tensors, const std::string &config = "",
-                      float expected = 1, nf4_int4_layout layout = NF4_INT4_GPTQ, size_t pad = 0) {
-  const Folder folder;
-  folder.write("model.safetensors", file_of(tensors, pad));
-  if (!config.empty()) folder.write("config.json", "{\"quantization_config\":" + config + "}");
+// Whether all weights of a folder are `expected`; the error.
+std::string read_folder(const Folder &folder, float expected, nf4_int4_layout layout) {
   return error_of([&] {
     const nf4::Checkpoint checkpoint(folder.path);
     REQUIRE(checkpoint.is_int4("a.weight"));
@@ -28,6 +24,14 @@ std::string read_int4(const std::vector<Tensor> &tensors, const std::string &con
     }
     CHECK((checkpoint.sorted(stored, 1).permutation != nullptr) == (stored.g_idx != nullptr));
   });
+}
+// The same of these tensors under a quantization_config.
+std::string read_int4(const std::vector<Tensor> &tensors, const std::string &config = "",
+                      float expected = 1, nf4_int4_layout layout = NF4_INT4_GPTQ, size_t pad = 0) {
+  const Folder folder;
+  folder.write("model.safetensors", file_of(tensors, pad));
+  if (!config.empty()) folder.write("config.json", "{\"quantization_config\":" + config + "}");
+  return read_folder(folder, expected, layout);
 }
 
 // A field of JSON in place of another.
@@ -162,7 +166,10 @@ TEST_CASE("quantization_config", "[checkpoint]") {
   has(compressed_with("{\"weights\"", "{\"input_activations\":{\"a\":1},\"weights\""),
       "quantized activations are not read");
   has(compressed_with("{\"quant", "{\"sparsity_config\":{\"a\":1},\"quant"),
-      "it has a sparsity_config, which is not read");
+      "sparsity_config/format is missing");
+  has(compressed_with("{\"quant", "{\"sparsity_config\":{\"format\":\"sparse-bitmask\"},\"quant"),
+      "sparsity_config/format is sparse-bitmask; expected: dense");
+  CHECK(compressed_with("{\"quant", "{\"sparsity_config\":{\"format\":\"dense\"},\"quant").empty());
   has(compressed_with("{\"group_0\":" + kGroup + "}", "{}"), "config_groups is empty");
   has(compressed_with("config_groups", "groups"), "config_groups is empty");
   std::vector<Tensor> tensors = compressed();
@@ -192,4 +199,43 @@ TEST_CASE("names of integers", "[checkpoint]") {
   std::vector<Tensor> both = gptq();
   both.push_back({"a.weight", "F32", "1", "1234"});
   has(read_int4(both), "the weight is there as a dense one, too");
+}
+
+TEST_CASE("where a folder says how it is quantized", "[checkpoint]") {
+  const std::string v2 = with(kGptq, "{", R"({"checkpoint_format":"gptq_v2",)"),
+                    unnamed = with(v2, R"("quant_method":"gptq",)", "");
+  const auto read = [](const std::string &config, const std::string &file = "",
+                       const std::string &beside = "") {
+    const Folder folder;
+    folder.write("model.safetensors", file_of(gptq()));
+    folder.write("config.json", config);
+    if (!file.empty()) folder.write(file, beside);
+    return read_folder(folder, 2, NF4_INT4_GPTQ);
+  };
+  const auto of = [](const std::string &key, const std::string &value) {
+    return "{\"" + key + "\":" + value + "}";
+  };
+  for (const char *key : {"quantization_config", "compression_config"})
+    for (const std::string &place : {of(key, v2), of("text_config", of(key, v2)),
+                                     of("thinker_config", of("text_config", of(key, v2)))}) {
+      CHECK(read(place).empty());
+      CHECK(read(place, "quantize_config.json", unnamed).empty());
+      has(read(place, "quantize_config.json", kGptq),
+          "quantize_config.json: its checkpoint_format");
+      has(read(place, "quant_config.json", with(v2, ":8", ":16")), "its group_size is not that of");
+      has(read(place, "quant_config.json", kAwq), "its quant_method is not that of");
+    }
+  for (const char *file :
+       {"quantize_config.json", "quant_config.json", "quantization_config.json"}) {
+    CHECK(read("{}", file, unnamed).empty());
+    CHECK(read(of("quantization_config", "null"), file, v2).empty());
+    has(read("{}", file, "[]"), "it is no object");
+  }
+  CHECK(read(of("quantization_config", v2), "quantize_config.json", "{}").empty());
+  has(read(of("quantization_config", v2), "quantize_config.json", with(unnamed, "4", "8")),
+      "bits is 8");
+  has(read(of("quantization_config", with(v2, "{", R"({"format":"gptq",)"))),
+      "format is gptq, but checkpoint_format is gptq_v2");
+  has(read(of("quantization_config", R"({"quant_method":"auto-round","bits":4})")),
+      "quant_method is auto-round; expected: gptq, awq, compressed-tensors");
 }

@@ -26,6 +26,8 @@ NUMPY_NAMES = {
     "bfloat16": "BF16",
     "float32": "F32",
     "float64": "F64",
+    "int8": "I8",
+    "uint32": "U32",
 }
 
 

@@ -272,12 +272,10 @@ def test_state_json_has_one_length_whatever_the_offset():
 
 
 def test_mixtures_keep_what_is_quantized_already(tmp_path):
-    """A file with 4-bit, 8-bit and dense tensors: only the dense matrix changes."""
+    """A file with 4-bit and dense tensors: only the dense matrix changes."""
     source, destination = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     tensors = _parts() | {
         "other.weight": helpers.random_weight((4, 64), seed=3),
-        "eight.weight": np.ones((4, 4), np.uint8),
-        "eight.SCB": np.ones(4, np.float32),
     }
     source.write_bytes(helpers.file_bytes(tensors))
     quantize_checkpoint(str(source), str(destination), QuantizeOptions(format="fp4"))

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
 import nf4
@@ -49,6 +49,8 @@ class Model:
     dense_by_default  those that it leaves dense when it quantizes by itself
     stacks            the parameters of experts, by the model's names
     stack_of          4-bit stack -> which of these it is
+    missing           the parameters that no tensor is loaded into; 4-bit stacks are no tensors here
+    unexpected        the tensors that it has no place for, and does not ignore
     """
 
     name: str
@@ -59,13 +61,16 @@ class Model:
     dense_by_default: frozenset[str]
     stacks: Mapping[str, Stack] = dataclasses.field(default_factory=dict)
     stack_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    missing: Sequence[str] = ()
+    unexpected: Sequence[str] = ()
 
     @classmethod
     def from_answer(cls, name: str, answer: Mapping[str, Any]) -> Model:
         """The model from what meta_model.LoadPlan.answer gave."""
         modules = (frozenset(answer[key]) for key in ("linear", "conv1d", "dense_by_default"))
         stacks = {full: Stack.from_answer(each) for full, each in answer["stacks"].items()}
-        return cls(name, answer["reasons"], answer["modules"], *modules, stacks, answer["stack_of"])
+        rest = stacks, answer["stack_of"], answer["missing"], answer["unexpected"]
+        return cls(name, answer["reasons"], answer["modules"], *modules, *rest)
 
     def absent_experts(self) -> list[str]:
         """Of stacks that are neither in 4 bits nor, as a whole, dense: why not. Where one is in 4

@@ -14,8 +14,10 @@ from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.int4_audit import int4_config_problems, int4_value_problems
-from nf4.checkpoint.kinds import config_path, integer_settings, survey
+from nf4.checkpoint.kinds import integer_settings, method_problem, survey
+from nf4.checkpoint.leftovers import strangers
 from nf4.checkpoint.model_files import config_problems
+from nf4.checkpoint.quantization import config_path, quantization
 from nf4.checkpoint.rules import (
     choose_rules,
     is_transposed,
@@ -133,7 +135,7 @@ def audit_report(path: str) -> Report:
     try:
         with Checkpoint(path, faults) as checkpoint:
             found = survey(checkpoint)
-            findings = [_fault(error) for error in [*faults, *found.faults]]
+            findings = [_fault(error) for error in _errors(checkpoint, found, faults)]
             if not findings:
                 config = config_path(checkpoint)
                 with _faults_in(findings):
@@ -153,6 +155,16 @@ def audit_report(path: str) -> Report:
     return Report(found, findings, checked_by)
 
 
+def _errors(checkpoint: Checkpoint, found: Survey, faults: list[FormatError]) -> list[FormatError]:
+    """Those of a checkpoint that was opened with `faults`."""
+    problem = method_problem(quantization(checkpoint))
+    if problem is not None:
+        return [*faults, problem]
+    unread = [each for each in found.unread if each not in found.faults]
+    errors = [*faults, *found.faults, *unread]
+    return errors or strangers(checkpoint, found)
+
+
 def _dense_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
     """NaN and Inf in dense tensors: warnings, because masks may contain them."""
     for name, info in found.dense.items():
@@ -168,8 +180,8 @@ def _dense_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
 def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding], str]:
     """4-bit weights that transformers does not load, and dense ones in place of which it expects
     4-bit ones; and Report.checked_by. Faults by the modules of the model, warnings by names."""
-    settings = checkpoint.config.get("quantization_config")
-    if not found.weights or not isinstance(settings, dict) or integer_settings(checkpoint):
+    said = quantization(checkpoint)
+    if not found.weights or said is None or integer_settings(checkpoint):
         # What loads integer weights is not transformers alone, and is not asked.
         return [], ""
     rules, checked_by = choose_rules(checkpoint.config, found)
@@ -189,7 +201,7 @@ def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding
         config = config_path(checkpoint)
         for problem in rules.model.absent_experts():
             findings.append(Finding("fault", checkpoint.path, None, problem))
-        for module in replaced_dense(rules.model, found, settings.get("llm_int8_skip_modules")):
+        for module in replaced_dense(rules.model, found, said.config.get("llm_int8_skip_modules")):
             problem = f"llm_int8_skip_modules lacks {module}, whose weight is dense"
             findings.append(Finding("fault", config, None, problem))
     return findings, checked_by

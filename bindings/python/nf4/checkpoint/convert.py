@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,9 +11,10 @@ from typing import Any
 from nf4.checkpoint.dtypes import DTYPE_KEYS, NF4_TO_TORCH
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
-from nf4.checkpoint.kinds import survey
-from nf4.checkpoint.model_files import existing_quantization
+from nf4.checkpoint.kinds import ASSUMED, integer_settings, is_assumed, require_readable, survey
+from nf4.checkpoint.leftovers import strangers
 from nf4.checkpoint.output import Progress, output_target, write_checkpoint
+from nf4.checkpoint.quantization import quantization, without_quantization
 from nf4.checkpoint.quantize_plan import (
     QuantizeOptions,
     config_of,
@@ -30,11 +32,14 @@ from nf4.checkpoint.rules import (
     is_matrix,
     is_transposed,
     model_types,
+    untied,
 )
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import Stack, is_stack, parameter_of
 from nf4.checkpoint.steps import Copy, Dequantize, Quantize, QuantizeStack, Result, Step
-from nf4.checkpoint.weights import Survey
+from nf4.checkpoint.weights import Survey, Weight
+
+_OF_AN_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def _quantize_step(
@@ -57,7 +62,7 @@ def _quantized_config(
     rules: Rules,
     options: QuantizeOptions,
 ) -> dict[str, Any]:
-    if not steps and existing_quantization(checkpoint):
+    if not steps and quantization(checkpoint) is not None:
         return checkpoint.config
     quantized = {step.name for step in steps if isinstance(step, Quantize)}
     for step in steps:
@@ -66,14 +71,24 @@ def _quantized_config(
     dense = [info for name, info in found.dense.items() if name not in quantized]
     plans, config = [step.plan for step in steps], checkpoint.config
     made = config_of(plans, dense, rules, options, config, found.weights)
-    return {**config, "quantization_config": made}
+    return {**without_quantization(config), "quantization_config": made}
 
 
-def _require_dense(checkpoint: Checkpoint, found: Survey) -> None:
+def _require_dense(checkpoint: Checkpoint, weights: Mapping[str, Weight]) -> None:
     """FormatError if there are 4-bit weights: config.json has room for one kind."""
-    for name, weight in found.weights.items():
+    for name, weight in weights.items():
         path = checkpoint.owner[weight.packed.name].path
         raise FormatError(path, f"it is 4-bit already ({weight.format})", name)
+
+
+def _require_no_integers(checkpoint: Checkpoint, found: Survey) -> None:
+    """FormatError if the checkpoint has integer weights, or says so."""
+    integers = {name: each for name, each in found.weights.items() if each.format == "int4"}
+    said = quantization(checkpoint)
+    if said is not None and integer_settings(checkpoint) is not None:
+        but = "" if integers else f", says {said.place}, but has no such weights"
+        raise FormatError(said.path, f"the model is quantized by {said.method!r}{but}")
+    _require_dense(checkpoint, integers)
 
 
 def quantize_checkpoint(
@@ -96,16 +111,16 @@ def quantize_checkpoint(
     """
     with Checkpoint(source) as checkpoint:
         target = output_target(checkpoint, destination, replace)
-        existing_quantization(checkpoint)
         found = survey(checkpoint)
-        found.require_sound()
+        require_readable(checkpoint, found)
+        _require_no_integers(checkpoint, found)
         began = time.perf_counter()
         rules, chosen_by = choose_rules(checkpoint.config, found, options.skip, options.only)
         choice_seconds = time.perf_counter() - began
         stacks, warnings = stacks_of(found.dense, rules, options, chosen_by)
         reasons = dense_reasons(found.dense, rules, options)
         if options.format == "int4":
-            _require_dense(checkpoint, found)
+            _require_dense(checkpoint, found.weights)
         problem = group_size_problem(found.dense, reasons, options)
         if None not in reasons.values() and not found.weights and not stacks:
             why = problem or "no matrix may become 4-bit"
@@ -164,6 +179,24 @@ def _parameters(checkpoint: Checkpoint, found: Survey) -> tuple[dict[str, bool],
     }, []
 
 
+def _experts_warnings(checkpoint: Checkpoint, found: Survey) -> list[str]:
+    """Where each expert has a matrix of its own: that transformers does not load these, or that
+    this cannot be told."""
+    if not any(map(_OF_AN_EXPERT.search, found.weights)) or not architectures(checkpoint.config):
+        return []
+    rules, why = choose_rules(checkpoint.config, found)
+    if rules.model is None:
+        return [f"each expert has a matrix of its own, which some models do not load; {why}"]
+    missing = rules.model.missing
+    if not missing:
+        return []
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return [
+        f"{rules.model.name} does not load this: it finds no {missing[0]}{more}, since each expert "
+        "has a matrix of its own"
+    ]
+
+
 def _dense_steps(
     checkpoint: Checkpoint,
     found: Survey,
@@ -207,14 +240,17 @@ def dequantize_checkpoint(
     with Checkpoint(source) as checkpoint:
         target = output_target(checkpoint, destination, replace)
         found = survey(checkpoint)
-        found.require_sound()
+        require_readable(checkpoint, found)
         if not found.weights:
             raise FormatError(source, "nothing to dequantize: it has no 4-bit weights")
+        for stranger in strangers(checkpoint, found):
+            raise stranger
         parameters, warnings = _parameters(checkpoint, found)
         steps = _dense_steps(checkpoint, found, dtype, threads, parameters)
-        config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
+        config = untied(without_quantization(checkpoint.config), found)
         if dtype is not None:
             config |= {key: NF4_TO_TORCH[dtype] for key in DTYPE_KEYS if key in config}
         result = write_checkpoint(checkpoint, steps, config, target, progress)
-        result.warnings += warnings
+        warnings += _experts_warnings(checkpoint, found)
+        result.warnings += [*warnings, *([ASSUMED] if is_assumed(checkpoint, found) else [])]
         return result

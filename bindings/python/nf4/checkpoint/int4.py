@@ -42,8 +42,8 @@ BORROWS = (
 @dataclasses.dataclass(frozen=True)
 class Int4State:
     """What is known of a weight before its data is read. shape: (outputs, inputs). group_size -1:
-    the whole row. dtype: libnf4's name, of the dense weight. symmetric and act_order: what
-    config.json says, or None."""
+    the whole row. dtype: libnf4's name, of the dense weight. symmetric and act_order: what the
+    file says that describes the quantization, or None."""
 
     layout: Layout
     shape: tuple[int, int]
@@ -51,6 +51,7 @@ class Int4State:
     dtype: str
     symmetric: bool | None = None
     act_order: bool | None = None
+    file: str = "config.json"
 
     @property
     def groups(self) -> int:
@@ -170,11 +171,11 @@ class Int4Weight(Weight):
         other = labelled_as_other(layout, zeros)
         if other is not None:
             return (
-                f"config.json says {layout.name} and symmetric, but its zero points are those of "
-                f"{other.name}: checkpoint_format should be {other.name}"
+                f"{self.state.file} says {layout.name} and symmetric, but its zero points are "
+                f"those of {other.name}: checkpoint_format should be {other.name}"
             )
         return (
-            f"config.json says symmetric, but {np.count_nonzero(wrong)} of {zeros.size} zero "
+            f"{self.state.file} says symmetric, but {np.count_nonzero(wrong)} of {zeros.size} zero "
             "points are not 8"
         )
 
@@ -206,21 +207,20 @@ def _stored_shape(checkpoint: Checkpoint, info: TensorInfo) -> tuple[int, int]:
     return rows, cols
 
 
-def _group_size(layout: Layout, cols: int, groups: int, settings: Settings | None) -> int:
+def _group_size(cols: int, groups: int, said: Settings) -> int:
     """The group size of a weight whose scales have so many groups; ValueError if it has none."""
-    said = settings.group_sizes if settings is not None else ()
-    for size in said:
+    for size in said.group_sizes:
         if (size == -1 and groups == 1) or (size > 0 and size * groups == cols):
             return size
-    if said:
-        size = said[0]
+    if said.group_sizes:
+        size = said.group_sizes[0]
         if size > 0 and cols % size:
             raise ValueError(
-                f"the group size {size} of config.json does not divide its {cols} columns"
+                f"the group size {size} of {said.file} does not divide its {cols} columns"
             )
         expected = 1 if size == -1 else cols // size
         raise ValueError(
-            f"its scales have {groups} groups, but the group size {size} of config.json gives "
+            f"its scales have {groups} groups, but the group size {size} of {said.file} gives "
             f"{expected}"
         )
     if groups == 1:
@@ -230,13 +230,9 @@ def _group_size(layout: Layout, cols: int, groups: int, settings: Settings | Non
     return cols // groups
 
 
-def _state(
-    checkpoint: Checkpoint,
-    layout: Layout,
-    parts: dict[str, TensorInfo],
-    settings: Settings | None,
-) -> Int4State:
+def _state(checkpoint: Checkpoint, parts: dict[str, TensorInfo], said: Settings) -> Int4State:
     """The state of a weight from the sizes of its parts; ValueError saying what is wrong."""
+    layout = said.layout
     for part in ("packed", "scales", *(("shape",) if "shape" in layout.names else ())):
         if part not in parts:
             raise ValueError(f"its {layout.names[part]} is missing")
@@ -256,12 +252,11 @@ def _state(
     if 0 in shape:
         raise ValueError(f"its shape {list(shape)} is empty")
     groups = parts["scales"].shape[1 if layout.by_row else 0]
-    size = _group_size(layout, shape[1], groups, settings)
+    size = _group_size(shape[1], groups, said)
     if size != -1 and size % 8:
         raise ValueError(f"its group size {size} is not a multiple of 8")
-    said = settings or Settings(layout)
     dtype = model_dtype(checkpoint.config) or FILE_TO_NF4[parts["scales"].dtype]
-    return Int4State(layout, shape, size, dtype, said.symmetric, said.act_order)
+    return Int4State(layout, shape, size, dtype, said.symmetric, said.act_order, said.file)
 
 
 def _part_problems(state: Int4State, parts: dict[str, TensorInfo]) -> Iterator[str]:
@@ -277,9 +272,9 @@ def _part_problems(state: Int4State, parts: dict[str, TensorInfo]) -> Iterator[s
             )
     if state.layout is COMPRESSED_TENSORS:
         if state.symmetric and "zeros" in parts:
-            yield "it has a weight_zero_point, but config.json says symmetric"
+            yield f"it has a weight_zero_point, but {state.file} says symmetric"
         if state.symmetric is False and "zeros" not in parts:
-            yield "its weight_zero_point is missing, and config.json says asymmetric"
+            yield f"its weight_zero_point is missing, and {state.file} says asymmetric"
     elif "zeros" not in parts and not (state.layout is AWQ and state.symmetric):
         yield "its qzeros is missing"
 
@@ -296,16 +291,15 @@ def _weight(
     name = f"{module}.weight"
     if name in checkpoint:
         return None, ["it is there as a dense weight too"]
-    if settings is not None:
-        layout = settings.layout
-    else:
-        layout = COMPRESSED_TENSORS if "shape" in names else _layout_by_shapes(parts)
+    by_names = COMPRESSED_TENSORS if "shape" in names else _layout_by_shapes(parts)
+    said = settings or Settings(by_names)
+    layout = said.layout
     if layout.names["packed"] != names["packed"]:
-        return None, [f"it has {names['packed']}, but config.json says {layout.name}"]
+        return None, [f"it has {names['packed']}, but {said.file} says {layout.name}"]
     if "g_idx" in parts and "g_idx" not in layout.names:
         return None, [f"it has g_idx, which {layout.name} has not"]
     try:
-        state = _state(checkpoint, layout, parts, settings)
+        state = _state(checkpoint, parts, said)
     except ValueError as error:
         return None, [str(error)]
     problems = list(_part_problems(state, parts))

@@ -8,8 +8,9 @@ import numpy as np
 
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import BORROWS, Int4Weight, labelled_as_other
-from nf4.checkpoint.int4_config import METHOD_OF, Settings
+from nf4.checkpoint.int4_config import Settings
 from nf4.checkpoint.int4_layouts import COMPRESSED_TENSORS, GPTQ, GPTQ_V2
+from nf4.checkpoint.kinds import ASSUMED, is_assumed
 from nf4.checkpoint.rules import architectures, dense_linear
 from nf4.checkpoint.scales import count_problem, scale_problems
 from nf4.checkpoint.skips import SkipMatcher
@@ -17,6 +18,13 @@ from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey
 
 _OF_GPTQ = (GPTQ, GPTQ_V2)
+# Where a method lists the modules that it leaves dense.
+_KEYS_OF_DENSE = {
+    "gptq": "dynamic",
+    "awq": "modules_to_not_convert",
+    "auto-round": "extra_config",
+    "compressed-tensors": "ignore",
+}
 
 
 def int4_value_problems(weight: Int4Weight, checkpoint: Checkpoint) -> list[tuple[str, str]]:
@@ -57,8 +65,8 @@ def _g_idx_problems(weight: Int4Weight, checkpoint: Checkpoint) -> Iterator[tupl
     if weight.g_idx(checkpoint) is not None and weight.state.act_order is False:
         yield (
             "warning",
-            "its g_idx is not column / group_size, but config.json says that it has no act order, "
-            "and some programs then ignore g_idx",
+            f"its g_idx is not column / group_size, but {weight.state.file} says that it has no "
+            "act order, and some programs then ignore g_idx",
         )
 
 
@@ -70,12 +78,12 @@ def int4_config_problems(
     if settings is None:
         if checkpoint.directory is not None and checkpoint.config:
             yield "fault", "it has 4-bit weights, but no quantization_config"
-        elif any(weight.state.layout is GPTQ for weight in integers):
-            yield "warning", "nothing tells gptq from gptq_v2 here; gptq is assumed"
+        elif is_assumed(checkpoint, found):
+            yield "warning", ASSUMED
         return
-    method = METHOD_OF[settings.layout.name]
     others = len(found.weights) - len(integers)
     if others:
+        method = settings.method
         yield "fault", f"the model is quantized by {method!r}, but {others} weights are not"
     if not integers:
         yield "fault", "it has a quantization_config, but no 4-bit weights"
@@ -94,10 +102,10 @@ def int4_config_problems(
 
 def _dense_problems(settings: Settings, modules: list[str]) -> Iterator[tuple[str, str]]:
     """Entries of the list of dense modules that name a 4-bit one."""
-    key = "modules_to_not_convert" if settings.layout.name == "awq" else "ignore"
+    key = _KEYS_OF_DENSE[settings.method]
     matcher, names = SkipMatcher(modules), set(modules)
     for entry in settings.dense:
-        if key == "ignore":
+        if settings.method != "awq":
             module = entry if entry in names else None
         else:
             module = matcher.first(entry)

@@ -1,5 +1,6 @@
-"""quantization_config of GPTQ, AWQ and compressed-tensors: what it says of integer weights, and
-what is written for them. What is not 4-bit integers in a layout of int4_layouts.py is refused."""
+"""quantization_config of GPTQ, AWQ, AutoRound and compressed-tensors: what it says of integer
+weights, and what is written for them. What is not 4-bit integers in a layout of int4_layouts.py is
+refused. Keys are those of quantization.py."""
 
 from __future__ import annotations
 
@@ -7,12 +8,21 @@ import dataclasses
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nf4.checkpoint.int4_layouts import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2, Layout
 from nf4.checkpoint.skips import skip_entries
 
 _GPTQ_FORMATS = {"gptq": GPTQ, "gptq_v2": GPTQ_V2}
+# AutoRound's names of packings. It counts zero points from 0 in those of other names that end with
+# gptqmodel, which no golden tensor holds.
+_AUTO_ROUND_PACKINGS = {
+    "auto_round:gptq": GPTQ,
+    "auto_round:auto_gptq": GPTQ,
+    "auto_round:awq": AWQ,
+    "auto_round:auto_awq": AWQ,
+}
+_DENSE_BITS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +34,8 @@ class Settings:
     symmetric    whether all zero points are 8; None: not said, or not the same for all
     act_order    whether they have a g_idx that matters; None: not said
     dense        the modules that it leaves dense, as it names them
+    method       the quant_method; empty: that of the layout
+    file         which says this
     """
 
     layout: Layout
@@ -31,6 +43,8 @@ class Settings:
     symmetric: bool | None = None
     act_order: bool | None = None
     dense: tuple[str, ...] = ()
+    method: str = ""
+    file: str = "config.json"
 
 
 def _bits(value: object, key: str) -> None:
@@ -73,7 +87,7 @@ def _same(values: Sequence[bool | None]) -> bool | None:
 
 def _parse_gptq(config: Mapping[str, Any]) -> Settings:
     _bits(config.get("bits"), "bits")
-    kind = config.get("checkpoint_format") or config.get("format")
+    kind = config.get("checkpoint_format")
     layout = GPTQ if kind is None else _GPTQ_FORMATS.get(str(kind).lower())
     if layout is None or config.get("is_marlin_format"):
         said = "marlin" if layout is not None else kind
@@ -99,23 +113,71 @@ def _parse_gptq(config: Mapping[str, Any]) -> Settings:
 
 
 def _parse_awq(config: Mapping[str, Any]) -> Settings:
-    _bits(config.get("bits", config.get("w_bit")), "bits")
-    version = config.get("version") or config.get("format") or "gemm"
+    _bits(config.get("bits"), "bits")
+    version = config.get("version") or "gemm"
     if str(version).lower() != "gemm":
         raise ValueError(f"version {version!r} of AWQ is not read; gemm is")
-    sizes = _size(config.get("group_size", config.get("q_group_size")), "group_size")
+    sizes = _size(config.get("group_size"), "group_size")
     zero_point = _flag(config.get("zero_point"), "zero_point")
     dense = _names(config.get("modules_to_not_convert"), "modules_to_not_convert")
     return Settings(AWQ, sizes, True if zero_point is False else None, False, dense)
+
+
+def _parse_auto_round(config: Mapping[str, Any]) -> Settings:
+    _bits(config.get("bits"), "bits")
+    layout = _auto_round_layout(config)
+    _require_integers(config, "")
+    sizes = _size(config.get("group_size"), "group_size")
+    symmetric = [_flag(config.get("sym"), "sym")]
+    dense = []
+    # Its exceptions: a module, or a pattern of modules -> what differs.
+    extra = config.get("extra_config")
+    for name, value in _object({} if extra is None else extra, "extra_config").items():
+        override, key = _object(value, f"extra_config {name!r}"), f"extra_config {name!r}: "
+        if type(bits := override.get("bits", 4)) is int and bits >= _DENSE_BITS:
+            dense.append(name)
+            continue
+        _bits(bits, f"{key}bits")
+        _require_integers(override, key)
+        sizes += _size(override.get("group_size"), f"{key}group_size")
+        if "sym" in override:
+            symmetric.append(_flag(override["sym"], f"{key}sym"))
+    return Settings(layout, sizes, _same(symmetric), False, tuple(dense))
+
+
+def _auto_round_layout(config: Mapping[str, Any]) -> Layout:
+    """By the packing; where that is not said, by the backend, which older versions chose it by."""
+    key = "packing_format" if config.get("packing_format") else "backend"
+    said = str(config.get(key) or "auto").lower()
+    if said == "auto":
+        return GPTQ  # as transformers and vLLM take it
+    packing = said if key == "packing_format" else ":".join(said.split(":")[:2])
+    if packing not in _AUTO_ROUND_PACKINGS:
+        known = ", ".join(_AUTO_ROUND_PACKINGS)
+        raise ValueError(f"{key} {config[key]!r} is not read; {known} are")
+    return _AUTO_ROUND_PACKINGS[packing]
+
+
+def _require_integers(config: Mapping[str, Any], key: str) -> None:
+    """key: what its keys are named by. ValueError for other numbers, and for activations that are
+    quantized."""
+    if config.get("data_type") not in (None, "int"):
+        raise ValueError(f"{key}data_type {config['data_type']!r} is not read; int is")
+    bits = config.get("act_bits")
+    if bits is not None and (type(bits) is not int or bits < _DENSE_BITS):
+        raise ValueError(f"{key}act_bits is {bits!r}; quantized activations are not read")
 
 
 def _parse_compressed(config: Mapping[str, Any]) -> Settings:
     groups = _object(config.get("config_groups"), "config_groups")
     if not groups:
         raise ValueError("config_groups is empty")
-    for key in ("transform_config", "sparsity_config"):
-        if config.get(key):
-            raise ValueError(f"it has a {key}, which is not read")
+    sparsity = config.get("sparsity_config")
+    if sparsity and _object(sparsity, "sparsity_config").get("format") != "dense":
+        said = sparsity.get("format")
+        raise ValueError(f"sparsity_config: format {said!r} is not read; dense is")
+    if config.get("transform_config"):
+        raise ValueError("it has a transform_config, which is not read")
     sizes: tuple[int, ...] = ()
     symmetric: list[bool | None] = []
     act_order: list[bool | None] = []
@@ -223,18 +285,18 @@ def _build_compressed(settings: Settings, modules: Mapping[int, list[str]]) -> d
     }
 
 
-class Method(NamedTuple):
-    """A quant_method. parse: Settings from a quantization_config, ValueError naming what is wrong.
-    build: the reverse, of weights whose modules are given by group size."""
-
-    parse: Callable[[Mapping[str, Any]], Settings]
-    build: Callable[[Settings, Mapping[int, list[str]]], dict[str, Any]]
-
-
-METHODS = {
-    "gptq": Method(_parse_gptq, _build_gptq),
-    "awq": Method(_parse_awq, _build_awq),
-    "compressed-tensors": Method(_parse_compressed, _build_compressed),
+# quant_method -> Settings from a quantization_config. ValueError naming what is wrong.
+PARSERS: dict[str, Callable[[Mapping[str, Any]], Settings]] = {
+    "gptq": _parse_gptq,
+    "awq": _parse_awq,
+    "auto-round": _parse_auto_round,
+    "compressed-tensors": _parse_compressed,
+}
+# quant_method -> the reverse, of weights whose modules are given by group size.
+BUILDERS: dict[str, Callable[[Settings, Mapping[int, list[str]]], dict[str, Any]]] = {
+    "gptq": _build_gptq,
+    "awq": _build_awq,
+    "compressed-tensors": _build_compressed,
 }
 METHOD_OF = {
     GPTQ.name: "gptq",

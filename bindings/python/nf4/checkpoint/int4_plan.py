@@ -13,7 +13,7 @@ import nf4
 from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
-from nf4.checkpoint.int4_config import METHOD_OF, METHODS, Settings
+from nf4.checkpoint.int4_config import BUILDERS, METHOD_OF, Settings
 from nf4.checkpoint.int4_layouts import Layout
 from nf4.checkpoint.rules import dense_linear
 
@@ -113,4 +113,4 @@ def integer_config(
         any(plan.act_order for plan in plans),
         tuple(kept),
     )
-    return METHODS[METHOD_OF[to.name]].build(settings, modules)
+    return BUILDERS[METHOD_OF[to.name]](settings, modules)

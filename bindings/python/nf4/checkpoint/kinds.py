@@ -1,43 +1,97 @@
-"""Which kind of 4-bit weights a checkpoint has, by its config.json and the names of its tensors."""
+"""Which kind of 4-bit weights a checkpoint has, by what it says and the names of its tensors."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 from nf4.checkpoint import bnb
 from nf4.checkpoint.errors import FormatError
-from nf4.checkpoint.int4 import add_integers
-from nf4.checkpoint.int4_config import METHODS, Settings
-from nf4.checkpoint.source import CONFIG_NAME, Checkpoint
+from nf4.checkpoint.int4 import Int4Weight, add_integers
+from nf4.checkpoint.int4_config import PARSERS, Settings
+from nf4.checkpoint.int4_layouts import GPTQ
+from nf4.checkpoint.leftovers import unread
+from nf4.checkpoint.quantization import (
+    BITSANDBYTES,
+    OF_EXPERTS,
+    Quantization,
+    quantization,
+)
+from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey
 
-
-def config_path(checkpoint: Checkpoint) -> str:
-    """Of a single file, which has none, the file's."""
-    directory = checkpoint.directory
-    return checkpoint.path if directory is None else os.path.join(directory, CONFIG_NAME)
+# A warning for integers that nothing describes.
+ASSUMED = "nothing tells gptq from gptq_v2 here; gptq is assumed"
+_OF_BITSANDBYTES = (BITSANDBYTES, OF_EXPERTS)
 
 
 def integer_settings(checkpoint: Checkpoint) -> Settings | None:
-    """What config.json says of integer weights; None if it does not say that there are any.
+    """What the checkpoint says of integer weights; None if it does not say that there are any.
     FormatError for weights that are not read, such as those of 8 bits."""
-    config = checkpoint.config.get("quantization_config")
-    name = config.get("quant_method") if isinstance(config, dict) else None
-    method = METHODS.get(str(name))
-    if config is None or method is None:
+    said = quantization(checkpoint)
+    parse = None if said is None else PARSERS.get(str(said.method))
+    if said is None or parse is None:
         return None
     try:
-        return method.parse(config)
+        settings = parse(said.config)
     except ValueError as error:
-        reason = f"the model is quantized by {name!r}: {error}"
-        raise FormatError(config_path(checkpoint), reason) from None
+        reason = f"the model is quantized by {said.method!r}: {error}"
+        raise FormatError(said.path, reason) from None
+    return dataclasses.replace(settings, method=said.method, file=os.path.basename(said.path))
 
 
 def survey(checkpoint: Checkpoint) -> Survey:
     """Find the 4-bit weights of a checkpoint. Reads only what tells their shapes. FormatError if
-    its quantization_config is of integers that are not read."""
-    settings = integer_settings(checkpoint)
+    it says that it has integers that are not read."""
+    settings, said = integer_settings(checkpoint), quantization(checkpoint)
     found = bnb.survey(checkpoint)
-    if settings is not None or checkpoint.config.get("quantization_config") is None:
+    if settings is not None or said is None:
         add_integers(found, checkpoint, settings)
+    found.unread = list(unread(checkpoint, found))
+    known = said is not None and (settings is not None or said.method in _OF_BITSANDBYTES)
+    if known or found.weights:
+        found.faults += found.unread
     return found
+
+
+def require_readable(checkpoint: Checkpoint, found: Survey) -> None:
+    """FormatError unless every tensor of a survey is understood: for what the checkpoint says of
+    its quantization and is not read, for the first fault, and for what is in the layout of another
+    library."""
+    problem = method_problem(quantization(checkpoint))
+    if problem is not None:
+        raise problem
+    for fault in (*found.faults, *found.unread):
+        raise fault
+    require_version(checkpoint, found)
+
+
+def require_version(checkpoint: Checkpoint, found: Survey) -> None:
+    """FormatError for a directory that has a place to say which version of GPTQ it is in, and does
+    not."""
+    if checkpoint.directory is not None and is_assumed(checkpoint, found):
+        reason = "no quantization_config tells whether it is in gptq or gptq_v2"
+        raise FormatError(checkpoint.path, reason)
+
+
+def is_assumed(checkpoint: Checkpoint, found: Survey) -> bool:
+    """Whether nothing tells gptq from gptq_v2."""
+    return quantization(checkpoint) is None and any(
+        isinstance(weight, Int4Weight) and weight.state.layout is GPTQ
+        for weight in found.weights.values()
+    )
+
+
+def method_problem(said: Quantization | None) -> FormatError | None:
+    """An error for a quantization that is not read, by its name."""
+    if said is None or said.method in PARSERS or said.method == OF_EXPERTS:
+        return None
+    if said.method is None:
+        reason = f"{said.place} has no quant_method, so it is not read"
+    elif said.method != BITSANDBYTES:
+        reason = f"the model is quantized by {said.method!r}, which is not read"
+    elif said.config.get("load_in_4bit", said.config.get("_load_in_4bit")):
+        return None
+    else:
+        reason = "the model is quantized by bitsandbytes, but not in 4 bits"
+    return FormatError(said.path, reason)

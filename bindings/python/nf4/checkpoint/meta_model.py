@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
@@ -78,8 +79,11 @@ class LoadPlan:
         kept = quantizer.get_modules_to_not_convert(model, [], model._keep_in_fp32_modules)
         self._targets: dict[str, tuple[str, str | None]] = {}
         self.base_model_prefix = model.base_model_prefix
+        self._ignored = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+        self._optional = list(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
         self.parameters = dict(model.state_dict(keep_vars=True))
         self.modules = dict(model.named_modules())
+        self._buffers = {name for name, _ in model.named_buffers()}
         # Exactly what transformers.integrations.bitsandbytes.replace_with_bnb_linear replaces.
         self.linear = {
             name: module
@@ -114,6 +118,33 @@ class LoadPlan:
         if found[0] not in known and tensor in known:
             return rename_source_key(tensor, [], [], prefix, known)
         return found
+
+    def is_ignored(self, weight: str) -> bool:
+        """Whether a weight is none of the model's, and its class says that checkpoints have it."""
+        target = self.target(weight)[0]
+        return target not in self.parameters and any(
+            re.search(pattern, target) for pattern in self._ignored
+        )
+
+    def unexpected(self, tensors: Iterable[str]) -> list[str]:
+        """The tensors of a checkpoint that the model has no place for, and does not ignore."""
+        known = self.parameters.keys() | self._buffers
+        return [
+            name
+            for name in tensors
+            if self.target(name)[0] not in known and not self.is_ignored(name)
+        ]
+
+    def missing(self, tensors: Iterable[str]) -> list[str]:
+        """The parameters that none of a checkpoint's tensors is loaded into."""
+        found = {self.target(tensor)[0] for tensor in tensors}
+        return [
+            name
+            for name in self.parameters
+            if name not in found
+            and name.removesuffix(".weight") not in self.tied
+            and not any(re.search(pattern, name) for pattern in self._optional)
+        ]
 
     def loads_parts(self, tensor: str, target: str, pattern: str | None) -> bool:
         """Would the tensors of a 4-bit weight arrive together at `target`?"""
@@ -225,6 +256,7 @@ class LoadPlan:
         """What architecture.Model is made of, for the tensors of a checkpoint: the names of the
         matrices and of other dense tensors -> shape, and the names of 4-bit stacks."""
         reasons = {name: self.dense_reason(name, shape) for name, shape in shapes.items()}
+        others = others or {}
         return {
             "transformers": transformers.__version__,
             "fits": any(self.fits(name, shape) for name, shape in shapes.items()),
@@ -233,7 +265,9 @@ class LoadPlan:
             "linear": sorted(self.linear),
             "conv1d": sorted(n for n, m in self.linear.items() if isinstance(m, Conv1D)),
             "dense_by_default": sorted(self.dense_by_default),
-            "stacks": self.stacks({**shapes, **(others or {})}),
+            "stacks": self.stacks({**shapes, **others}),
+            "missing": self.missing([*shapes, *others]),
+            "unexpected": self.unexpected([*shapes, *others]),
             "stack_of": self.stack_of(weights),
         }
 

@@ -8,16 +8,12 @@ from typing import Any
 
 from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import NF4_TO_TORCH, model_dtype
-from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.files import write_synced
-from nf4.checkpoint.kinds import config_path
+from nf4.checkpoint.quantization import BITSANDBYTES, OF_EXPERTS, quantization
 from nf4.checkpoint.rules import module_of
 from nf4.checkpoint.skips import SkipMatcher, is_simple
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey
-
-# The quant_method of a checkpoint that has experts in 4 bits.
-OF_EXPERTS = "nf4"
 
 
 def write_json(path: str, value: Mapping[str, Any], like: str) -> None:
@@ -25,22 +21,6 @@ def write_json(path: str, value: Mapping[str, Any], like: str) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     # Half of a surrogate pair has no UTF-8; Python's escape for it is JSON's.
     write_synced(path, text.encode("utf-8", "backslashreplace"), like)
-
-
-def existing_quantization(checkpoint: Checkpoint) -> dict[str, Any]:
-    """quantization_config of a source; FormatError if it is not bitsandbytes' 4-bit, or that with
-    experts."""
-    found = checkpoint.config.get("quantization_config")
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise FormatError(config_path(checkpoint), "quantization_config is not an object")
-    method = found.get("quant_method", "bitsandbytes")
-    four_bit = found.get("load_in_4bit", found.get("_load_in_4bit"))
-    if method != OF_EXPERTS and (method != "bitsandbytes" or not four_bit):
-        what = "bitsandbytes, but not in 4 bits" if method == "bitsandbytes" else repr(method)
-        raise FormatError(config_path(checkpoint), f"the model is quantized by {what}")
-    return found
 
 
 def compute_dtype(config: Mapping[str, Any], survey_dtypes: Iterable[str]) -> str:
@@ -73,7 +53,7 @@ def quantization_config(
             "llm_int8_threshold": 6.0,
             "load_in_4bit": True,
             "load_in_8bit": False,
-            "quant_method": "bitsandbytes",
+            "quant_method": BITSANDBYTES,
         }
     fields = {
         "bnb_4bit_compute_dtype": compute,
@@ -91,12 +71,12 @@ def config_problems(checkpoint: Checkpoint, survey: Survey) -> list[tuple[str, s
     if checkpoint.directory is None or not checkpoint.config:
         return []
     modules = [module_of(name) for name in survey.weights]
-    found = existing_quantization(checkpoint)
-    if not found:
+    said = quantization(checkpoint)
+    if said is None:
         return [("fault", "it has 4-bit weights, but no quantization_config")] if modules else []
     if not modules:
         return [("fault", "it has a quantization_config, but no 4-bit weights")]
-    return [*_skip_problems(found, modules), *_layout_problems(found, survey)]
+    return [*_skip_problems(said.config, modules), *_layout_problems(said.config, survey)]
 
 
 def _skip_problems(found: Mapping[str, Any], modules: list[str]) -> Iterator[tuple[str, str]]:

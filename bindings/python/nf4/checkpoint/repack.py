@@ -20,10 +20,12 @@ from nf4.checkpoint.int4_layouts import (
     Layout,
 )
 from nf4.checkpoint.int4_plan import Int4Plan, integer_config
-from nf4.checkpoint.kinds import config_path, integer_settings, survey
+from nf4.checkpoint.kinds import ASSUMED, integer_settings, is_assumed, require_readable, survey
+from nf4.checkpoint.leftovers import strangers
 from nf4.checkpoint.output import Progress, output_target, write_checkpoint
+from nf4.checkpoint.quantization import quantization, without_quantization
 from nf4.checkpoint.reader import SafetensorsFile
-from nf4.checkpoint.rules import architectures
+from nf4.checkpoint.rules import architectures, untied
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Copy, Result, Step
 from nf4.checkpoint.weights import Survey
@@ -109,16 +111,18 @@ def _config(
 ) -> dict[str, Any]:
     """config.json of the output; FormatError for what its quantization_config cannot say."""
     plans = [step.plan for step in steps]
-    to, old = plans[0].layout, checkpoint.config.get("quantization_config", {})
-    if settings is not None and METHOD_OF[settings.layout.name] == METHOD_OF[to.name]:
+    to, said = plans[0].layout, quantization(checkpoint)
+    config = untied(without_quantization(checkpoint.config), found)
+    old = {} if said is None else said.config
+    if settings is not None and settings.method == METHOD_OF[to.name]:
         renamed = {"checkpoint_format": to.name, **({"format": to.name} if "format" in old else {})}
-        return {**checkpoint.config, "quantization_config": {**old, **renamed}}
-    if old.get("kv_cache_scheme"):
+        return {**config, "quantization_config": {**old, **renamed}}
+    if said is not None and old.get("kv_cache_scheme"):
         reason = f"cannot become {to.name}, which has no kv_cache_scheme"
-        raise FormatError(config_path(checkpoint), reason)
+        raise FormatError(said.path, reason)
     names = architectures(checkpoint.config)
     made = integer_config(plans, found.dense.values(), names, checkpoint.path)
-    return {**checkpoint.config, "quantization_config": made}
+    return {**config, "quantization_config": made}
 
 
 def convert_checkpoint(
@@ -147,13 +151,16 @@ def convert_checkpoint(
         target = output_target(checkpoint, destination, replace)
         settings = integer_settings(checkpoint)
         found = survey(checkpoint)
-        found.require_sound()
+        require_readable(checkpoint, found)
         weights = [weight for weight in found.weights.values() if isinstance(weight, Int4Weight)]
         if not weights or len(weights) != len(found.weights):
             reason = "of bitsandbytes" if found.weights else "dense"
             raise FormatError(source, f"nothing to convert: its weights are {reason}")
-        if all(weight.state.layout is to for weight in weights):
+        is_named = settings is None or settings.method == METHOD_OF[to.name]
+        if is_named and all(weight.state.layout is to for weight in weights):
             raise OptionError(f"{source}: it is in {to.name} already")
+        for stranger in strangers(checkpoint, found):
+            raise stranger
         data = _read(checkpoint, weights, to)
         said = settings.symmetric if settings is not None else None
         symmetric = data.symmetric if said is None else said
@@ -163,6 +170,8 @@ def convert_checkpoint(
         result = write_checkpoint(checkpoint, steps, config, target, progress)
         if data.act_order and to is COMPRESSED_TENSORS:
             result.warnings.append(_REMOVED)
+        if is_assumed(checkpoint, found):
+            result.warnings.append(ASSUMED)
         if data.borrows and to is GPTQ:
             result.warnings.append(f"there are zero points of 0, {BORROWS}")
         return result

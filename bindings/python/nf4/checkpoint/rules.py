@@ -144,6 +144,22 @@ def _is_head(module: str, parts: list[str]) -> bool:
     return any(f".{module}".endswith(f".{suffix}") for suffix in _HEAD_SUFFIXES)
 
 
+def untied(config: Mapping[str, Any], found: Survey) -> dict[str, Any]:
+    """config.json for a checkpoint with these weights: an output head that is 4-bit beside dense
+    embeddings has numbers of its own, whatever config.json says of tied ones."""
+    key = "tie_word_embeddings"
+    modules = [module_of(name) for name in found.weights]
+    has_head = any(_is_head(module, module.split(".")) for module in modules)
+    if not (has_head and any(_is_embedding(module_of(n).split(".")) for n in found.dense)):
+        return dict(config)
+    parts = {
+        name: {**part, key: False}
+        for name, part in config.items()
+        if isinstance(part, dict) and part.get(key)
+    }
+    return {**config, **parts, key: False}
+
+
 def _dense_by_quality(module: str) -> str | None:
     """Why a layer stays dense though transformers could load it in 4 bits."""
     parts = module.split(".")

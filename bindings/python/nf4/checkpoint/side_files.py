@@ -15,12 +15,10 @@ from pathlib import Path
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.files import copy_synced, creation_mode, file_kind
 from nf4.checkpoint.jsonio import MAX_CONFIG_BYTES, parse_value, read_bytes
-from nf4.checkpoint.source import CONFIG_NAME, Checkpoint
+from nf4.checkpoint.source import CONFIG_NAME, QUANTIZATION_NAMES, Checkpoint
 
 # All the files that are copied, taken together.
 MAX_SIDE_BYTES = 1_000_000_000
-# What AutoGPTQ, GPTQModel and AutoAWQ write beside config.json: how the source was quantized.
-_QUANTIZATION_NAMES = ("quantize_config.json", "quant_config.json")
 _WEIGHT_SUFFIXES = (
     ".safetensors",
     ".safetensors.index.json",
@@ -124,7 +122,7 @@ def side_files(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
     assert directory is not None
     submodules = _submodules(directory)
     own = {*checkpoint.files, checkpoint.index_name or CONFIG_NAME, CONFIG_NAME}
-    for name in sorted(own):
+    for name in sorted(own.union(checkpoint.beside)):
         _refuse_outside(os.path.join(directory, name), directory)
     sizes: dict[str, int] = {}
     left: list[str] = []
@@ -133,7 +131,7 @@ def side_files(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
             path = os.path.normpath(os.path.join(relative, name))
             if path in own:
                 continue
-            if path in _QUANTIZATION_NAMES or (
+            if path in QUANTIZATION_NAMES or (
                 name.endswith(_WEIGHT_SUFFIXES) and relative not in submodules
             ):
                 left.append(path)
@@ -155,7 +153,8 @@ def files_read(checkpoint: Checkpoint, copied: Iterable[str]) -> list[str]:
     """Every file that a conversion reads, with those of `copied`."""
     found = [file.path for file in checkpoint.files.values()]
     if checkpoint.directory is not None:
-        names = [*copied, CONFIG_NAME] + [n for n in [checkpoint.index_name] if n]
+        names = [*copied, *checkpoint.beside, CONFIG_NAME]
+        names += [n for n in [checkpoint.index_name] if n]
         found += [os.path.join(checkpoint.directory, name) for name in names]
     return found
 

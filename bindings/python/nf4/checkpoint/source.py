@@ -21,6 +21,14 @@ INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_NAME = "model" + INDEX_SUFFIX
 SINGLE_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
+# What the tools of GPTQ, AWQ, AutoRound and ModelOpt write beside config.json: how the checkpoint
+# was quantized.
+QUANTIZATION_NAMES = (
+    "quantize_config.json",
+    "quant_config.json",
+    "quantization_config.json",
+    "hf_quant_config.json",
+)
 
 
 def _shards_of_index(path: str) -> dict[str, str]:
@@ -60,6 +68,7 @@ class Checkpoint(Closing):
     files         file name -> SafetensorsFile, in the order of their names
     owner         tensor name -> the SafetensorsFile that holds it
     config        config.json beside the weights of a directory, else {}
+    beside        the files of QUANTIZATION_NAMES that a directory has, likewise, by name
     opened        time.perf_counter() when its opening began
 
     Raises FormatError for a broken file, OSError for one that cannot be read. With a list for
@@ -80,6 +89,7 @@ class Checkpoint(Closing):
         self.directory: str | None = None
         self.index_name: str | None = None
         self.config: dict[str, Any] = {}
+        self.beside: dict[str, dict[str, Any]] = {}
         self.files: dict[str, SafetensorsFile] = {}
         self.owner: dict[str, SafetensorsFile] = {}
         with contextlib.ExitStack() as stack:
@@ -103,12 +113,16 @@ class Checkpoint(Closing):
             self._open_shards(weights)
         else:
             self._add(weights)
-        if self.directory is not None:
-            config = os.path.join(self.directory, CONFIG_NAME)
-            if os.path.exists(config):
-                self.config = read_object(
-                    config, "the configuration", limit=MAX_CONFIG_BYTES, constants=True
-                )
+        self.config = self._read_config(CONFIG_NAME) or {}
+        found = ((name, self._read_config(name)) for name in QUANTIZATION_NAMES)
+        self.beside = {name: config for name, config in found if config is not None}
+
+    def _read_config(self, name: str) -> dict[str, Any] | None:
+        """A configuration in a directory; None where there is none."""
+        path = os.path.join(self.directory or "", name)
+        if self.directory is None or not os.path.exists(path):
+            return None
+        return read_object(path, "the configuration", limit=MAX_CONFIG_BYTES, constants=True)
 
     def _open_shards(self, index: str) -> None:
         weight_map = _shards_of_index(index)

@@ -24,8 +24,9 @@ from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4 import Int4State, Int4Weight
 from nf4.checkpoint.int4_layouts import LAYOUTS, SYMMETRIC_ZERO
 from nf4.checkpoint.int4_plan import Int4Plan
-from nf4.checkpoint.kinds import survey
+from nf4.checkpoint.kinds import require_version, survey
 from nf4.checkpoint.model_files import write_json
+from nf4.checkpoint.quantization import says_quantization
 from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of
 from nf4.checkpoint.rules import Rules, model_types
 from nf4.checkpoint.source import CONFIG_NAME, SINGLE_NAME, Checkpoint
@@ -45,7 +46,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, nf4.Weight[np.ndarray] | np.
     others as arrays.
 
     path  a safetensors file, a directory with config.json and such files, or their index, of
-          bitsandbytes (NF4, FP4), GPTQ, AWQ, compressed-tensors (4 bits), or dense
+          bitsandbytes (NF4, FP4), GPTQ, AWQ, AutoRound, compressed-tensors (4 bits), or dense
 
     Raises nf4.checkpoint.FormatError, which names the file and the tensor, for what breaks the
     format, and OSError. nf4.checkpoint.Checkpoint reads tensors one by one.
@@ -53,6 +54,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, nf4.Weight[np.ndarray] | np.
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
         found.require_sound()
+        require_version(checkpoint, found)
         tensors: dict[str, Any] = {n: w.load(checkpoint) for n, w in found.weights.items()}
         for name, info in found.dense.items():
             file = checkpoint.owner[name]
@@ -270,7 +272,7 @@ def _require_json(config: Mapping[str, object]) -> None:
 def _config(items: list[_Item], config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json, with the quantization_config."""
     plans = [each.plan for each in items if each.plan is not None]
-    if not plans or "quantization_config" in config:
+    if not plans or says_quantization(config):
         return dict(config)
     if len({type(plan) for plan in plans}) > 1:
         raise InvalidArgument("tensors has weights of integers and of NF4 or FP4; expected one")

@@ -62,12 +62,14 @@ class Weight(abc.ABC):
 
 @dataclasses.dataclass
 class Survey:
-    """The tensors of a checkpoint: 4-bit weights by name, dense tensors by name, and the faults
-    of broken 4-bit weights."""
+    """The tensors of a checkpoint: 4-bit weights by name, dense tensors by name, the faults of
+    broken 4-bit weights, and the dense tensors that are part of something quantized, as errors,
+    which are among the faults of a checkpoint that is in 4 bits."""
 
     weights: dict[str, Weight] = dataclasses.field(default_factory=dict)
     dense: dict[str, TensorInfo] = dataclasses.field(default_factory=dict)
     faults: list[FormatError] = dataclasses.field(default_factory=list)
+    unread: list[FormatError] = dataclasses.field(default_factory=list)
 
     def require_sound(self) -> None:
         """Raise the first fault, if any."""

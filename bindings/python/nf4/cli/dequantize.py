@@ -13,6 +13,7 @@ _DESCRIPTION = """\
 Dequantize the 4-bit weights of a checkpoint. SRC and DST are both files or both directories;
 the shards of DST are those of SRC. Dense tensors are copied unchanged, quantization_config is
 removed from config.json, and the files beside the weights are copied as by `nf4 quantize`.
+A warning says where transformers does not load experts that have a matrix each.
 """
 
 

@@ -15,11 +15,12 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.int4 import Int4Weight
-from nf4.checkpoint.kinds import config_path
+from nf4.checkpoint.leftovers import is_harmless
 from nf4.checkpoint.meta_model import LoadPlan
+from nf4.checkpoint.quantization import config_path, quantization
 from nf4.torch import _int4_stacks
 from nf4.torch._frozen_quantizer import FrozenQuantizer
-from nf4.torch._meta_layers import empty, layer_on_meta
+from nf4.torch._meta_layers import empty, layer_on_meta, put_layer
 from nf4.torch._model_source import class_and_config, set_generation, stored_tensors
 from nf4.torch.experts import put
 from nf4.torch.modules import Int4Linear
@@ -59,7 +60,12 @@ class Int4Quantizer(FrozenQuantizer):
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
-        plan, ignored, weights = LoadPlan(model), set(), self.quantization_config.weights
+        plan, ignored = LoadPlan(model), set()
+        weights = {
+            name: weight
+            for name, weight in self.quantization_config.weights.items()
+            if not plan.is_ignored(name)
+        }
         act_order = self.quantization_config.act_order
         self.stacks = _int4_stacks.found(plan, weights, act_order)
         stacked = {weight.name for stack in self.stacks for weight in stack.weights}
@@ -72,8 +78,7 @@ class Int4Quantizer(FrozenQuantizer):
             layer = layer_on_meta(
                 weight, plan.modules.get(target), target, self.quantization_config.biases
             )
-            parent, _, child = target.rpartition(".")
-            setattr(plan.modules[parent], child, layer)
+            put_layer(model, layer, target)
             if "g_idx" not in weight.parts and "g_idx" in layer.state_dict():
                 layer.g_idx = empty(weight.shape[1:], torch.int32)  # which is missing then
                 self.without_g_idx.append(layer)
@@ -107,6 +112,7 @@ def load_model(
     dtype: torch.dtype | str,
 ) -> PreTrainedModel:
     kind, config = class_and_config(checkpoint)
+    said = quantization(checkpoint)
     biases = frozenset(name for name in checkpoint.owner if name.endswith(".bias"))
     config.quantization_config = {
         "quant_method": _METHOD, "weights": weights, "biases": biases, "act_order": act_order
@@ -122,11 +128,18 @@ def load_model(
     )
     model.config.name_or_path = model.name_or_path = config.name_or_path
     set_generation(model, checkpoint)
-    missing = sorted(info["missing_keys"])
-    if missing:
-        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        reason = f"the model needs it{more}, and the checkpoint does not have it"
-        raise FormatError(config_path(checkpoint), reason, missing[0])
+    unexpected = [
+        name
+        for name in info["unexpected_keys"]
+        if name not in checkpoint or not is_harmless(checkpoint.info(name))
+    ]
+    for names, wrong in (
+        (info["missing_keys"], "the model needs it{more}, and the checkpoint does not have it"),
+        (unexpected, "the checkpoint has it{more}, and the model has no place for it"),
+    ):
+        if names:
+            more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+            raise FormatError(config_path(checkpoint), wrong.format(more=more), min(names))
     for stack in model.hf_quantizer.stacks:
         experts = model.get_submodule(stack.experts)
         setattr(experts, stack.name, _int4_stacks.read(stack, checkpoint).eval())
@@ -134,9 +147,8 @@ def load_model(
         # Those that were of use on loading are not all that to_dense needs.
         model._weight_conversions = None
     checkpoint.check_unchanged()
-    stored = checkpoint.config.get("quantization_config")
-    if stored is None:
+    if said is None:
         del model.config.quantization_config
     else:
-        model.config.quantization_config = stored
+        model.config.quantization_config = said.config
     return model

@@ -4,6 +4,7 @@ Importing this imports transformers."""
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,9 @@ from nf4.checkpoint.weights import Weight
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Experts, NF4Linear, QuantizedLinear
 from nf4.typing import DTypeLike
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -44,6 +48,16 @@ def layer_on_meta(
         made = _nf4_on_meta(weight, compute_dtype)
         made.bias = bias
     return made.train(module.training)
+
+
+def put_layer(model: PreTrainedModel, layer: QuantizedLinear, target: str) -> None:
+    """Puts a layer in the place of the dense one. Where the model ties that to its embeddings, it
+    no longer does: the checkpoint has other numbers for the layer."""
+    model.set_submodule(target, layer)
+    tied = getattr(model, "all_tied_weights_keys", {})
+    if tied.pop(f"{target}.weight", None) is not None and not tied:
+        for config in (model.config, model.config.get_text_config()):
+            config.tie_word_embeddings = False
 
 
 def experts_on_meta(weight: BnbWeight, model: nn.Module, parameter: str | None) -> NF4Experts:

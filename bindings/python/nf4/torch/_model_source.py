@@ -15,7 +15,7 @@ from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.errors import printable
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.jsonio import MAX_CONFIG_BYTES, read_object
-from nf4.checkpoint.kinds import config_path
+from nf4.checkpoint.quantization import config_path
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.torch.distributed._reading import dtype_of, read_part
 

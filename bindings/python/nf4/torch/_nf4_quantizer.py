@@ -14,7 +14,7 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nf4.checkpoint import Checkpoint, FormatError, bnb
-from nf4.checkpoint.model_files import OF_EXPERTS
+from nf4.checkpoint.quantization import OF_EXPERTS
 from nf4.checkpoint.stacks import parameter_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument

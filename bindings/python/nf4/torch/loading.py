@@ -9,7 +9,8 @@ import torch
 
 from nf4.checkpoint import Checkpoint, FormatError, Survey, survey
 from nf4.checkpoint.int4 import Int4Weight
-from nf4.checkpoint.kinds import config_path
+from nf4.checkpoint.kinds import require_readable
+from nf4.checkpoint.quantization import config_path
 from nf4.checkpoint.stacks import is_stack
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
@@ -28,11 +29,11 @@ def load(
     dtype: DTypeLike | None = None,
     device: torch.device | str | int | None = None,
 ) -> PreTrainedModel:
-    """The transformers model of a checkpoint of GPTQ, AWQ or compressed-tensors (pack-quantized
-    integers of 4 bits), its quantized layers as Int4Linear and its experts stacked as Int4Experts,
-    or of one with experts in NF4 or FP4, as NF4Experts and NF4Linear. Needs transformers, and none
-    of the packages that made the checkpoint. transformers' from_pretrained loads the latter too,
-    and only warns of missing tensors.
+    """The transformers model of a checkpoint of GPTQ, AWQ, AutoRound (in the packings of these) or
+    compressed-tensors (pack-quantized integers of 4 bits), its quantized layers as Int4Linear and
+    its experts stacked as Int4Experts, or of one with experts in NF4 or FP4, as NF4Experts and
+    NF4Linear. Needs transformers, and none of the packages that made the checkpoint. transformers'
+    from_pretrained loads the latter too, and only warns of missing tensors.
 
     path    a directory with config.json and safetensors files
     dtype   "fp32", "fp16", "bf16" or torch's, of what is not quantized; by default that of
@@ -43,9 +44,13 @@ def load(
     error for a model with Int4Experts: make it dense with to_dense first. Layers with act order:
     see Int4Linear.reorder_.
 
+    How the checkpoint is quantized is read from wherever transformers, vLLM and the tools of these
+    say it; model.config then has it. A quantized output head is not tied to dense embeddings.
+
     Raises nf4.checkpoint.FormatError, which names the file and the tensor, for what breaks the
-    format, contradicts config.json or the model, or is missing, and for a g_idx that is out of
-    range; InvalidArgument for arguments; and what transformers raises.
+    format, contradicts config.json or the model, is missing, or has no place in the model (unless
+    its class ignores that), and for a g_idx that is out of range; InvalidArgument for arguments;
+    and what transformers raises.
     """
     wanted = "auto" if dtype is None else torch_dtype(dtype)
     moved_to = torch_device(device)
@@ -54,7 +59,7 @@ def load(
     require_no_adapter(path)
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
-        found.require_sound()
+        require_readable(checkpoint, found)
         if any(map(is_stack, found.weights.values())):
             return _with_experts(path, dtype, moved_to)
         weights, act_order = _integer_weights(checkpoint, found)

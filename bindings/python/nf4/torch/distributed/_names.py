@@ -33,10 +33,12 @@ def in_state_dict(name: str) -> str:
 
 
 class Names(NamedTuple):
-    """Of a model. target: the model's name, without wrappers, of a checkpoint's tensor. begins:
-    where a matrix of an expert begins in the stack that transformers puts it into."""
+    """Of a model. target: the model's name, without wrappers, of a checkpoint's tensor. is_ignored:
+    whether the model's class says that a weight is none of its own. begins: where a matrix of an
+    expert begins in the stack that transformers puts it into."""
 
     target: Callable[[str], str]
+    is_ignored: Callable[[str], bool]
     begins: dict[str, tuple[int, int, int]]
     layers: dict[str, QuantizedModule]
     tensors: dict[str, tuple[nn.Module, str]]
@@ -74,25 +76,26 @@ class Names(NamedTuple):
 
 def _targets(
     known: set[str], checkpoint: Checkpoint
-) -> tuple[Callable[[str], str], dict[str, tuple[int, int, int]]]:
+) -> tuple[Callable[[str], str], Callable[[str], bool], dict[str, tuple[int, int, int]]]:
     """Of Names. The checkpoint's own names, where the model has them; else as transformers loads
     them."""
+    own = (lambda name: name), (lambda name: False)
     if all(name in known for name in _weights(checkpoint)):
-        return lambda name: name, {}
+        return *own, {}
     try:
         from nf4.checkpoint.meta_model import LoadPlan, build, model_class
 
         kind = model_class(checkpoint.config)
         plan = LoadPlan(build(kind, kind.config_class.from_dict(dict(checkpoint.config))))
     except (ImportError, LookupError, TypeError):  # not a model of transformers
-        return lambda name: name, {}
+        return *own, {}
 
     def target(name: str) -> str:
         found = plan.target(name)[0]
         stack = plan.stack_of([name]).get(name, "") if f"{found}.weight" not in known else found
         return f"{stack}.weight" if f"{stack}.weight" in known else found
 
-    return target, _begins(plan, known, checkpoint)
+    return target, plan.is_ignored, _begins(plan, known, checkpoint)
 
 
 def _begins(

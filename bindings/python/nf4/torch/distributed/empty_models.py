@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,6 +14,8 @@ from nf4.checkpoint import Checkpoint, FormatError, survey
 from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import TORCH_TO_NF4
 from nf4.checkpoint.int4 import Int4Weight
+from nf4.checkpoint.kinds import require_readable
+from nf4.checkpoint.quantization import quantization
 from nf4.checkpoint.stacks import is_stack, names_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
@@ -58,9 +60,12 @@ def empty_model(
     require_no_adapter(path)
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
-        found.require_sound()
+        require_readable(checkpoint, found)
         model = _skeleton(checkpoint, wanted)
-        stored = checkpoint.config.get("quantization_config")
+        said = quantization(checkpoint)
+        stored = {} if said is None else said.config
+        if stored:
+            model.config.quantization_config = stored
         put_layers(model, checkpoint, found.weights, computing or compute_dtype_of(stored))
     if any(map(is_stack, found.weights.values())):
         save_as_stacks(model)
@@ -68,10 +73,9 @@ def empty_model(
     return model
 
 
-def compute_dtype_of(quantization_config: object) -> torch.dtype | None:
+def compute_dtype_of(quantization_config: Mapping[str, Any]) -> torch.dtype | None:
     """Of config.json."""
-    stored = quantization_config if isinstance(quantization_config, dict) else {}
-    name = stored.get("bnb_4bit_compute_dtype")
+    name = quantization_config.get("bnb_4bit_compute_dtype")
     return torch_dtype(TORCH_TO_NF4[name]) if name in TORCH_TO_NF4 else None
 
 
@@ -82,8 +86,6 @@ def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrainedMo
         model = kind._from_config(config, **({} if dtype is None else {"dtype": dtype}))
     model.tie_weights()
     _fill_buffers(model, model)
-    if checkpoint.config.get("quantization_config") is not None:
-        model.config.quantization_config = checkpoint.config["quantization_config"]
     set_generation(model, checkpoint)
     return model.eval()
 
@@ -114,12 +116,14 @@ def put_layers(
     compute_dtype: torch.dtype | None,
 ) -> dict[str, str]:
     """Puts layers on meta into a dense model that is there, too. Returns their names in the model,
-    by the weights' names."""
+    by the weights' names; those that the model's class ignores have none."""
     from nf4.checkpoint.meta_model import LoadPlan
-    from nf4.torch._meta_layers import experts_on_meta, layer_on_meta
+    from nf4.torch._meta_layers import experts_on_meta, layer_on_meta, put_layer
 
     plan, places = LoadPlan(model), {}
     for name, weight in weights.items():
+        if plan.is_ignored(name):
+            continue
         if isinstance(weight, BnbWeight) and is_stack(weight):
             places[name] = parameter = plan.stack_of([name]).get(name, "")
             made = experts_on_meta(weight, model, parameter)
@@ -133,8 +137,7 @@ def put_layers(
             weight.zeros(checkpoint)
             if weight.g_idx(checkpoint) is None and "g_idx" in weight.parts:
                 layer.adopt(dataclasses.replace(layer.quantized, g_idx=None))
-        parent, _, child = target.rpartition(".")
-        setattr(plan.modules[parent], child, layer)
+        put_layer(model, layer, target)
     if any(map(is_stack, weights.values())):
         _require_both(model, checkpoint)
     return places

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nf4.checkpoint import Checkpoint, FormatError, Survey, survey
+from nf4.checkpoint.kinds import require_version
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument, kind_of
 from nf4.torch.distributed import _adapters, _reading
@@ -92,6 +94,7 @@ def _open(path: str | os.PathLike[str], stack: contextlib.ExitStack) -> tuple[_O
     checkpoint = stack.enter_context(Checkpoint(path))
     found = survey(checkpoint)
     found.require_sound()
+    require_version(checkpoint, found)
     opened = _Opened(checkpoint, found)
     return opened, opened.summary()
 
@@ -99,7 +102,9 @@ def _open(path: str | os.PathLike[str], stack: contextlib.ExitStack) -> tuple[_O
 def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) -> tuple[None, str]:
     checkpoint, found = opened
     names, adapters = Names.of(model, checkpoint), _adapters.untrained(model)
-    _require_sources(model, names, opened, adapters)
+    weights = {n: each for n, each in found.weights.items() if not names.is_ignored(n)}
+    found = dataclasses.replace(found, weights=weights)
+    _require_sources(model, names, _Opened(checkpoint, found), adapters)
     _give_memory(model, device)
     _adapters.begin(adapters, seed)
     for name, weight in found.weights.items():

@@ -1,0 +1,80 @@
+"""Tensors that quantizing leaves beside 4-bit weights and that nothing here reads. A model that is
+loaded without them computes something else, so each is an error, by its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.rules import choose_rules
+from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.weights import Survey
+
+# The last part of a name that quantizers give and no model of transformers does: GPTQ, AWQ (whose
+# ScaledActivation has "scales"), compressed-tensors, ModelOpt, bitsandbytes in 8 bits, FP8.
+_OF = r"(weight|input|output|act|activation|pre_quant|smooth|smoothing|channel)_(global_)?"
+_PART = re.compile(
+    rf"q?scales|q?zeros|qweight|g_idx|SCB|scale_inv|zero_points?|.*_amax|"
+    rf"{_OF}(scales?|scale_inv|zeros?|zero_points?|shape|packed|g_idx)"
+)
+# What changes no weight: scales of a cache of keys and values that is quantized, which ours is not
+# (compressed-tensors' KVCacheScaleType), and buffers that a model computes itself, which older
+# versions of transformers stored.
+_HARMLESS = re.compile(
+    r"[qkv]_scale|masked_bias|(original_)?inv_freq|position_ids|relative_position_index"
+)
+_DENSE_DTYPES = ("F64", "F32", "F16", "BF16", "C64", "BOOL", "I64", "U64")
+
+
+def is_harmless(info: TensorInfo) -> bool:
+    """Whether a model computes the same without this tensor. A bias of several dimensions is the
+    mask of causal attention."""
+    last = info.name.rpartition(".")[2]
+    is_mask = last == "bias" and len(info.shape) > 2
+    return is_mask or _HARMLESS.fullmatch(last) is not None
+
+
+def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
+    """An error for each dense tensor of a survey that is part of something quantized."""
+    modules = {name.removesuffix(".weight") for name in found.weights}.union(found.weights)
+    for name, info in found.dense.items():
+        module, _, last = name.rpartition(".")
+        if last == "bias" or is_harmless(info):
+            continue
+        reason = None
+        if module in modules:
+            reason = f"it is beside the 4-bit {module}, and is not read"
+        elif _PART.fullmatch(last):
+            reason = f"{last} is a part of something quantized, and is not read"
+        elif last == "weight" and len(info.shape) > 1 and info.dtype not in _DENSE_DTYPES:
+            reason = _of_dtype(found, module, info)
+        if reason is not None:
+            yield FormatError(checkpoint.owner[name].path, reason, name)
+
+
+def strangers(checkpoint: Checkpoint, found: Survey) -> list[FormatError]:
+    """An error for each dense tensor beside 4-bit weights that is neither a weight nor a bias and
+    that the model of config.json has no place for. Asks for the model only where there is such a
+    tensor; none where no model can be asked."""
+    unusual = [
+        name
+        for name, info in found.dense.items()
+        if not (name.endswith((".weight", ".bias")) or is_harmless(info))
+    ]
+    if not unusual or not found.weights:
+        return []
+    rules, _ = choose_rules(checkpoint.config, found)
+    unexpected = set(rules.model.unexpected) if rules.model is not None else set()
+    return [
+        FormatError(checkpoint.owner[name].path, "the model has no place for it", name)
+        for name in unusual
+        if name in unexpected
+    ]
+
+
+def _of_dtype(found: Survey, module: str, info: TensorInfo) -> str:
+    if info.dtype == "U32" and f"{module}.scales" in found.dense:
+        return "it is quantized by MLX (U32 beside scales), which is not read"
+    return f"it is {info.dtype}, which no dense weight is"

@@ -1,0 +1,193 @@
+"""Where a checkpoint says how it is quantized. transformers, vLLM and the tools of GPTQ, AWQ,
+AutoRound, MLX and ModelOpt write that to places of their own; all of them are read here, and two
+that disagree are refused."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.source import CONFIG_NAME, Checkpoint
+
+BITSANDBYTES = "bitsandbytes"
+# The quant_method of a checkpoint that has experts in 4 bits.
+OF_EXPERTS = "nf4"
+MLX = "mlx"
+# Keys of config.json, at its top and in the configs of a model's parts, such as text_config:
+# transformers and vLLM; vLLM and compressed-tensors.
+_KEYS = ("quantization_config", "compression_config")
+# At the top alone.
+_KEY_OF_MLX = "quantization"
+# What other names say the same, by method; None: in all of them. GPTQModel reads all of these.
+_ALIASES: dict[str | None, dict[str, str]] = {
+    None: {"w_bit": "bits", "wbits": "bits", "q_group_size": "group_size"},
+    "gptq": {"format": "checkpoint_format"},
+    "awq": {"format": "version", "checkpoint_format": "version"},
+}
+# The keys that say what a weight's bytes mean, which two places must agree on.
+_DECISIVE = (
+    "bits", "group_size", "checkpoint_format", "version", "format", "packing_format", "pack_dtype",
+    "is_marlin_format", "sym", "zero_point", "desc_act", "data_type", "dynamic", "extra_config",
+    "config_groups", "sparsity_config", "transform_config", "load_in_4bit", "load_in_8bit",
+)  # fmt: skip
+# Whose configs have these keys, where none names its method.
+_KEYS_OF_METHODS = {
+    "compressed-tensors": ("config_groups",),
+    "auto-round": ("packing_format", "autoround_version"),
+    BITSANDBYTES: ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "bnb_4bit_quant_type"),
+    "modelopt": ("producer",),
+    "awq": ("zero_point", "version"),
+    "gptq": ("desc_act", "damp_percent", "true_sequential", "checkpoint_format", "sym"),
+}
+# Whose the files beside config.json are, where they do not say that: AutoGPTQ and GPTQModel;
+# AutoAWQ; ModelOpt.
+_METHOD_OF_FILE = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantization:
+    """What a checkpoint says of its quantization.
+
+    method  of the tool, in its usual spelling; None: not said
+    config  its settings, as config.json may have them: under their usual keys, too
+    path    of the file that says so
+    place   the file's name, and where in it
+    """
+
+    method: str | None
+    config: dict[str, Any]
+    path: str
+    place: str
+
+
+def config_path(checkpoint: Checkpoint) -> str:
+    """Of a single file, which has none, the file's."""
+    directory = checkpoint.directory
+    return checkpoint.path if directory is None else os.path.join(directory, CONFIG_NAME)
+
+
+def quantization(checkpoint: Checkpoint) -> Quantization | None:
+    """What the checkpoint says of its quantization, by all places that say it; None if there is
+    none. FormatError where two disagree, or one is no object."""
+    found = list(_places(checkpoint))
+    if not found:
+        return None
+    merged = found[0]
+    for other in found[1:]:
+        difference = _difference(merged, other)
+        if difference is not None:
+            raise FormatError(other.path, f"{difference}; expected the same")
+        more = {key: each for key, each in other.config.items() if merged.config.get(key) is None}
+        method, config = merged.method or other.method, {**merged.config, **more}
+        merged = dataclasses.replace(merged, method=method, config=config)
+    return merged
+
+
+def says_quantization(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json says anywhere how the checkpoint is quantized."""
+    return any(block for _, block in _blocks(config))
+
+
+def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json without what it says of a quantization, at any depth."""
+    kept = dict(config)
+    for path, _ in _blocks(config):
+        at: Any = kept
+        for key in path[:-1]:
+            at[key] = at = copy.copy(at[key])
+        del at[path[-1]]
+    return kept
+
+
+def _is_of_mlx(key: str, value: object) -> bool:
+    return key == _KEY_OF_MLX and isinstance(value, dict) and "bits" in value
+
+
+def _blocks(config: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The blocks of config.json with their paths, those nearest to the top first."""
+    queue: deque[tuple[tuple[Any, ...], Any]] = deque([((), config)])
+    while queue:
+        path, value = queue.popleft()
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            if key in _KEYS or (not path and _is_of_mlx(key, each)):
+                yield (*path, key), each
+            elif isinstance(each, (dict, list)):
+                queue.append(((*path, key), each))
+
+
+def _places(checkpoint: Checkpoint) -> Iterator[Quantization]:
+    """One that is null or empty says nothing."""
+    config = config_path(checkpoint)
+    default = MLX if any(_is_of_mlx(*item) for item in checkpoint.config.items()) else None
+    for path, block in _blocks(checkpoint.config):
+        if block:
+            yield _read(block, config, f"{CONFIG_NAME}: {'.'.join(map(str, path))}", default)
+    for name, block in checkpoint.beside.items():
+        if block:
+            path_of_file = os.path.join(os.path.dirname(config), name)
+            yield _read(block, path_of_file, name, _METHOD_OF_FILE.get(name))
+
+
+def _read(block: Any, path: str, place: str, default: str | None) -> Quantization:
+    """default: its method, where nothing says that."""
+    if not isinstance(block, dict):
+        raise FormatError(path, f"{place.rpartition(' ')[2]} is not an object")
+    inner = block.get(_KEYS[0])
+    if isinstance(inner, dict):  # as compressed-tensors once wrote it, beside sparsity_config
+        block = {**{key: each for key, each in block.items() if key != _KEYS[0]}, **inner}
+    method = _method(block, default)
+    try:
+        return Quantization(method, _with_usual_keys(method, block), path, place)
+    except ValueError as error:
+        raise FormatError(path, f"{place}: {error}") from None
+
+
+def _method(block: Mapping[str, Any], default: str | None) -> str | None:
+    name = block.get("quant_method") or block.get("method")
+    if name is not None:
+        # intel/auto-round, auto_round and compressed_tensors are older spellings.
+        return str(name).lower().removeprefix("intel/").replace("_", "-")
+    for method, keys in _KEYS_OF_METHODS.items():
+        if any(key in block for key in keys):
+            return method
+    return default
+
+
+def _with_usual_keys(method: str | None, block: Mapping[str, Any]) -> dict[str, Any]:
+    """ValueError where two keys for the same differ."""
+    aliases = {**_ALIASES[None], **_ALIASES.get(method, {})}
+    found: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for key, value in block.items():
+        usual = aliases.get(key, key)
+        if found.get(usual) is None:
+            found[usual], said[usual] = value, key
+        elif value is not None and _plain(value) != _plain(found[usual]):
+            raise ValueError(f"{said[usual]} is {found[usual]!r}, but {key} is {value!r}")
+    return {**block, **found} | ({} if method is None else {"quant_method": method})
+
+
+def _difference(one: Quantization, other: Quantization) -> str | None:
+    """A sentence on the first key that both say differently; None where they agree."""
+    pairs = [("quant_method", one.method, other.method)]
+    pairs += [(key, one.config.get(key), other.config.get(key)) for key in _DECISIVE]
+    for key, own, theirs in pairs:
+        if None not in (own, theirs) and _plain(own) != _plain(theirs):
+            return f"{other.place} says {key} {theirs!r}, but {one.place} says {own!r}"
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """For comparison: without nulls, and strings in small letters."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items() if each is not None}
+    return value.lower() if isinstance(value, str) else value
