@@ -18,7 +18,7 @@ from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _siblings, functional
-from nf4.torch._checks import torch_dtype
+from nf4.torch._checks import require_finite, torch_dtype
 from nf4.torch.conversion import is_in_4_bits, made_of, take_along
 from nf4.torch.experts import quantize_stack, save_as_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
@@ -120,7 +120,7 @@ def quantize_model(
     for name in stacks:
         nested_blocksize = 256 if nested else 0
         of_stack = {"format": format, "blocksize": blocksize, "nested_blocksize": nested_blocksize}
-        quantize_stack(model, name, moved_to, **of_stack)
+        quantize_stack(model, name, moved_to, **of_stack, allow_nonfinite=True)  # as was checked
     if plan.stacks:
         save_as_stacks(model)
     _siblings.join(model)
@@ -221,11 +221,8 @@ def _check_weight(weight: Tensor, finite: bool) -> None:
         raise InvalidArgument(
             "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
         )
-    # NaN is both extremes.
-    if finite and not all(each.isfinite().item() for each in torch.aminmax(weight.detach())):
-        raise InvalidArgument(
-            "the weight has NaN or Inf; expected finite numbers, or allow_nonfinite=True"
-        )
+    if finite:
+        require_finite("the weight", weight)
 
 
 def _maker(
@@ -249,7 +246,9 @@ def _maker(
             group_size=options.group_size,
             symmetric=options.symmetric,
         )
-        return Int4Linear.from_quantized(made, bias, compute_dtype=compute_dtype)
+        layer = Int4Linear.from_quantized(made, bias, compute_dtype=compute_dtype)
+        layer.dtype_before = _torch.dtype_name(weight.dtype)
+        return layer
 
     of_weight = of_integers if options.format == "int4" else of_bnb
 

@@ -149,17 +149,20 @@ class Int4Linear(QuantizedLinear):
         symmetric: bool = True,
         scales_dtype: DTypeLike | None = None,
         compute_dtype: DTypeLike | None = None,
+        allow_nonfinite: bool = False,
     ) -> Int4Linear:
         """Quantizes the weight of a dense layer on its device, by rounding to nearest, and shares
-        the bias. Raises what nf4.quantize_int4 raises."""
+        the bias. allow_nonfinite: take NaN as 0 and Inf as the largest of its group. Raises what
+        nf4.quantize_int4 raises, and InvalidArgument for NaN and Inf."""
         weight = functional.quantize_int4(
-            dense_weight(linear),
+            dense_weight(linear, allow_nonfinite),
             layout=layout,
             group_size=group_size,
             symmetric=symmetric,
             scales_dtype=scales_dtype,
         )
         made = cls.from_quantized(weight, linear.bias, compute_dtype=compute_dtype)
+        made.dtype_before = _torch.dtype_name(linear.weight.dtype)
         return made.train(linear.training)
 
     @classmethod
