@@ -95,12 +95,12 @@ class QuantizedModule(nn.Module):
             return result.view(tensor.dtype).view(tensor.shape)
 
         super()._apply(moved, recurse)
-        self.leave_inference()
+        self.settle()
         return self
 
-    def leave_inference(self) -> None:
-        """Puts tensors that torch.inference_mode made outside it, on the same memory: a layer that
-        was made, moved or copied there can be trained later."""
+    def settle(self) -> None:
+        """Called once torch has set the module's tensors. Those that torch.inference_mode made are
+        replaced by others on the same memory, which can be trained later."""
         for own in (self._parameters, self._buffers):
             for name, tensor in own.items():
                 if tensor is not None and not frozen_part.is_part(tensor) and tensor.is_inference():
@@ -111,7 +111,7 @@ class QuantizedModule(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.leave_inference()
+        self.settle()
         self.took_weight()
 
     def parts(self) -> Parts:
@@ -263,7 +263,7 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
             raise InvalidArgument(f"bias is of shape {tuple(bias.shape)}; expected ({features},)")
         self.compute_dtype = wanted
         self.register_parameter("bias", bias)
-        self.leave_inference()
+        self.settle()
 
     def forward(self, x: Tensor) -> Tensor:
         """x is [..., in_features]. y is [..., out_features] in the dtype of x, or autocast's."""

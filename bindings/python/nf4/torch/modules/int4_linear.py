@@ -17,6 +17,7 @@ from nf4.int4 import int4_shapes
 from nf4.torch import _foreign_int4, _int4_columns, functional
 from nf4.torch._checks import torch_dtype
 from nf4.torch._int4_weight import KEYS, Int4Parts, Int4Spec
+from nf4.torch._packed_codes import PackedWords
 from nf4.torch.modules.base import (
     QuantizedLinear,
     dense_weight,
@@ -183,7 +184,8 @@ class Int4Linear(QuantizedLinear):
     @property
     def weight(self) -> Tensor:
         """The words of the codes, under the name by which PEFT looks for a layer's device."""
-        return self._buffers[KEYS[self.spec.layout]["packed"]]
+        words = self._buffers[KEYS[self.spec.layout]["packed"]]
+        return words.as_subclass(PackedWords) if type(words) is Tensor else words
 
     def parts(self) -> Int4Parts:
         made = self.plain_parts(self._parameters, self._buffers, self.spec)
