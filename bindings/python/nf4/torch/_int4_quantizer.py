@@ -18,7 +18,8 @@ from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import config_path
 from nf4.checkpoint.meta_model import LoadPlan, model_class
 from nf4.torch import _int4_stacks
-from nf4.torch._frozen_quantizer import FrozenQuantizer
+from nf4.torch._frozen_quantizer import FrozenQuantizer, StoredConfig
+from nf4.torch._marks import mark_as
 from nf4.torch._meta_layers import empty, layer_on_meta
 from nf4.torch.experts import put
 from nf4.torch.modules import Int4Linear
@@ -134,8 +135,9 @@ def load_model(
     if model.hf_quantizer.stacks:
         # Those that were of use on loading are not all that to_dense needs.
         model._weight_conversions = None
+    described = StoredConfig(**(stored or {}))
+    model.hf_quantizer.quantization_config = model.config.quantization_config = described
     if stored is None:
         del model.config.quantization_config
-    else:
-        model.config.quantization_config = stored
+    mark_as(model, described.quant_method)
     return model

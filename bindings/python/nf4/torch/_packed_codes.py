@@ -71,6 +71,12 @@ class PackedCodes(nn.Parameter):
 class PackedWords(Tensor):
     """A view of a buffer."""
 
+    @classmethod
+    def of(cls, words: Tensor) -> PackedWords:
+        view = words.as_subclass(cls)
+        vars(view).update(vars(words))  # by which transformers knows what it has loaded
+        return view
+
     __torch_function__ = classmethod(_called)
 
 

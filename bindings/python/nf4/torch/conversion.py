@@ -83,6 +83,12 @@ def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list
     replaced = _replace(model, _from_others, instead)
     _warn_of_others(model)
     _remove_decompression(model)
+    if "transformers.quantizers.quantizer_bnb_4bit" in sys.modules and not any(
+        isinstance(each, _linear4bit()) for each in model.modules()
+    ):
+        from nf4.torch import _marks  # which imports transformers
+
+        _marks.take_over(model)
     if siblings:
         _siblings.join(model, unknown=siblings == "all")
     else:
@@ -159,11 +165,11 @@ def _forget_quantization(model: nn.Module) -> None:
     """Removes the marks that transformers puts on a model that it loads in 4 bits, as its own
     dequantize() does."""
     for each in model.modules():
-        config = getattr(each, "config", None)
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config
+        for mark in ("quantization_config", "_is_quantized"):
+            getattr(getattr(each, "config", None), "__dict__", {}).pop(mark, None)
         notes = vars(each)
-        notes.pop("hf_quantizer", None)
+        for mark in ("hf_quantizer", "quantization_method"):
+            notes.pop(mark, None)
         for flag in ("is_quantized", "is_loaded_in_4bit"):
             if flag in notes:
                 notes[flag] = False

@@ -48,9 +48,10 @@ def quantize_model(
     experts: bool = False,
 ) -> list[str]:
     """Quantizes a dense transformers model in place: its linear layers become NF4Linear, or
-    Int4Linear for "int4", and model.config gets the quantization_config. What save_pretrained then
-    writes is what `nf4 quantize` makes of the dense checkpoint: transformers loads it with
-    bitsandbytes, and integers with the package of their layout, or nf4.torch.load.
+    Int4Linear for "int4", and the model gets the marks of one that transformers loaded quantized,
+    such as its quantization_config: casts are refused, and Trainer asks for adapters. What
+    save_pretrained then writes is what `nf4 quantize` makes of the dense checkpoint: transformers
+    loads it with bitsandbytes, and integers with the package of their layout, or nf4.torch.load.
 
     skip, only   patterns of modules, as --skip and --only of `nf4 quantize`, whose rules decide:
                  embeddings, output heads, routers, experts (but see below) and tied
@@ -126,7 +127,9 @@ def quantize_model(
     _siblings.join(model)
     if moved_to is not None:
         model.to(moved_to)
-    model.config.quantization_config = plan.config
+    from nf4.torch import _marks  # which imports transformers
+
+    _marks.mark(model, plan.config)
     del _unfinished[model]
     return plan.modules + plan.stacks
 

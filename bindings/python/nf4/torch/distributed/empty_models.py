@@ -6,7 +6,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -67,7 +67,19 @@ def empty_model(
     if any(map(is_stack, found.weights.values())):
         save_as_stacks(model)
     _siblings.join(model)
+    if found.weights and isinstance(stored, dict):
+        _mark(model, checkpoint, stored)
     return model
+
+
+def _mark(model: PreTrainedModel, checkpoint: Checkpoint, stored: dict[str, Any]) -> None:
+    from nf4.torch._marks import mark
+
+    try:
+        mark(model, stored)
+    except (TypeError, ValueError) as error:
+        reason = f"transformers does not take the quantization_config: {error}"
+        raise FormatError(config_path(checkpoint), reason) from None
 
 
 def compute_dtype_of(quantization_config: object) -> torch.dtype | None:

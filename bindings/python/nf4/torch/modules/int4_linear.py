@@ -185,7 +185,7 @@ class Int4Linear(QuantizedLinear):
     def weight(self) -> Tensor:
         """The words of the codes, under the name by which PEFT looks for a layer's device."""
         words = self._buffers[KEYS[self.spec.layout]["packed"]]
-        return words.as_subclass(PackedWords) if type(words) is Tensor else words
+        return PackedWords.of(words) if type(words) is Tensor else words
 
     def parts(self) -> Int4Parts:
         made = self.plain_parts(self._parameters, self._buffers, self.spec)
