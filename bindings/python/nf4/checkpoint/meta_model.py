@@ -33,6 +33,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationMethod
 
 from nf4.checkpoint.architecture import ANSWER_MARK
+from nf4.checkpoint.owners import read_by_owners
 from nf4.checkpoint.stacks import names_of, parameter_of, parts_problem
 
 # Keys of config.json, at any depth, that could load code or weights from elsewhere, or that
@@ -106,6 +107,7 @@ class LoadPlan:
             if (type(module) is torch.nn.Linear or isinstance(module, Conv1D))
             and should_convert_module(name, kept)
         }
+        self.read_by_owners = read_by_owners(model) & self.linear.keys()
         defaults = get_keys_to_not_convert(model)
         self.dense_by_default = {
             name for name in self.linear if not should_convert_module(name, defaults)
@@ -252,6 +254,7 @@ class LoadPlan:
             "linear": sorted(self.linear),
             "conv1d": sorted(n for n, m in self.linear.items() if isinstance(m, Conv1D)),
             "dense_by_default": sorted(self.dense_by_default),
+            "read_by_owners": sorted(self.read_by_owners),
             "stacks": self.stacks({**shapes, **(others or {})}),
             "stack_of": self.stack_of(weights),
         }
