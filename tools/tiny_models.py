@@ -36,15 +36,18 @@ _SIZES = {
     2: ("num_key_value_heads", "num_experts_per_tok"),
 }  # fmt: skip
 _SMALL = {name: size for size, names in _SIZES.items() for name in names}
+# The sizes that are left as they are, from one attempt to the next: the number of heads or the size
+# of one may be bound to another.
+_LEFT = (frozenset[int](), frozenset({16}), frozenset({2, 4, 16}), frozenset(_SIZES))
 _LAYERS = 2
 
 
-def _shrink(config: transformers.PretrainedConfig) -> None:
+def _shrink(config: transformers.PretrainedConfig, left: frozenset[int]) -> None:
     for key, value in list(vars(config).items()):
         if isinstance(value, transformers.PretrainedConfig):
-            _shrink(value)
+            _shrink(value, left)
         elif isinstance(value, int) and not isinstance(value, bool):
-            if key in _SMALL:
+            if key in _SMALL and _SMALL[key] not in left:
                 setattr(config, key, min(value, _SMALL[key]))
             elif key == "vocab_size" or (key.endswith("_token_id") and value >= _VOCABULARY):
                 setattr(config, key, min(value, _VOCABULARY - (key != "vocab_size")))
@@ -54,10 +57,10 @@ def _configs(
     kind: type[transformers.PreTrainedModel],
     limit_layers: Callable[[transformers.PretrainedConfig, int], None],
 ) -> Iterator[transformers.PretrainedConfig]:
-    for shrink in (_shrink, lambda config: None):
+    for left in _LEFT:
         config = kind.config_class()
         limit_layers(config, _LAYERS)
-        shrink(config)
+        _shrink(config, left)
         yield config
 
 
@@ -73,10 +76,11 @@ def _of_parts(config: Any, names: tuple[str, ...]) -> Any:
     return None
 
 
-def _inputs(model: transformers.PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
+def _inputs(model: transformers.PreTrainedModel) -> Iterator[dict[str, Any]]:
     config, taken = model.config, inspect.signature(model.forward).parameters
     tokens = torch.arange(3, 3 + _TOKENS)[None]
-    made: dict[str, torch.Tensor] = {}
+    # A cache of so few layers may lack a kind that a model asks for.
+    made: dict[str, Any] = {"use_cache": False} if "use_cache" in taken else {}
     if "input_ids" in taken:
         made["input_ids"] = tokens
     if "decoder_input_ids" in taken:
@@ -97,12 +101,16 @@ def _inputs(model: transformers.PreTrainedModel) -> Iterator[dict[str, torch.Ten
     if "input_features" in made:
         yield {**made, "input_features": made["input_features"].transpose(1, 2).contiguous()}
     if "input_ids" in made and len(made) > 1:
-        yield {name: each for name, each in made.items() if name.endswith("input_ids")}
+        yield {
+            name: each
+            for name, each in made.items()
+            if not name.startswith(("pixel", "input_v", "input_f"))
+        }
     if "pixel_values" in made and len(made) > 1:
         yield {"pixel_values": made["pixel_values"]}
 
 
-def _runs(model: transformers.PreTrainedModel, inputs: dict[str, torch.Tensor]) -> str | None:
+def _runs(model: transformers.PreTrainedModel, inputs: dict[str, Any]) -> str | None:
     """What is wrong; None if the model runs."""
     try:
         with torch.no_grad():
@@ -117,7 +125,7 @@ def _runs(model: transformers.PreTrainedModel, inputs: dict[str, torch.Tensor]) 
 def _dense(
     kind: type[transformers.PreTrainedModel],
     limit_layers: Callable[[transformers.PretrainedConfig, int], None],
-) -> tuple[transformers.PreTrainedModel, dict[str, torch.Tensor]] | str:
+) -> tuple[transformers.PreTrainedModel, dict[str, Any]] | str:
     """A model that runs, and its inputs; or why there is none."""
     why = "-"
     for config in _configs(kind, limit_layers):

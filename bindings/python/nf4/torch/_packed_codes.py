@@ -69,11 +69,11 @@ class PackedCodes(nn.Parameter):
 
 
 class PackedWords(Tensor):
-    """A view of a buffer."""
+    """A view of a buffer, as bytes: codes of either kind are uint8, which models look for."""
 
     @classmethod
     def of(cls, words: Tensor) -> PackedWords:
-        view = words.as_subclass(cls)
+        view = words.contiguous().view(torch.uint8).as_subclass(cls)
         vars(view).update(vars(words))  # by which transformers knows what it has loaded
         return view
 

@@ -183,7 +183,8 @@ class Int4Linear(QuantizedLinear):
 
     @property
     def weight(self) -> Tensor:
-        """The words of the codes, under the name by which PEFT looks for a layer's device."""
+        """The bytes of the codes, under the name by which PEFT looks for a layer's device, and by
+        whose dtype some models know a 4-bit layer."""
         words = self._buffers[KEYS[self.spec.layout]["packed"]]
         return PackedWords.of(words) if type(words) is Tensor else words
 
