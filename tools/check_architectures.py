@@ -1,13 +1,15 @@
 """Does transformers load what `nf4 quantize` writes, for every model that it has?
 
     python tools/check_architectures.py [--jobs N] [--layers N] [--by modules|names] [CLASS...]
+    python tools/check_architectures.py --run [--jobs N] [CLASS...]
 
 Each model class is built on torch's meta device with its default configuration. Its tensors are
 named as save_pretrained names them. What nf4 quantize makes of them, once by the model's modules
 and once by tensor names alone, is given to transformers' own quantizer and loader, still without
 data. A class fails unless exactly the modules that transformers replaces get a 4-bit weight with
 all its parts, of shape [outputs, inputs]. --layers 4 takes a third of the time and leaves most
-kinds of layers in. tools/known_models.py writes what names do not show.
+kinds of layers in. tools/known_models.py writes what names do not show. With --run each class is
+run on the CPU after quantize_model instead, as tiny_models.py says.
 """
 
 from __future__ import annotations
@@ -88,6 +90,9 @@ class Outcome:
     error: str | None = None
     problems: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     quantized: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+RUN = "run"
 
 
 def class_names() -> list[str]:
@@ -224,8 +229,17 @@ def problems(found: Architecture, choice: Choice) -> list[str]:
     ]
 
 
+def _run(name: str) -> Outcome:
+    import tiny_models
+
+    error, problem, count = tiny_models.run(getattr(transformers, name), _limit_layers)
+    return Outcome(name, error, {RUN: [problem] if problem else []}, {RUN: count})
+
+
 def check(name: str, ways: Sequence[str] = WAYS, layers: int | None = None) -> Outcome:
     """Judge one class; layers as of architecture."""
+    if RUN in ways:
+        return _run(name)
     outcome = Outcome(name)
     try:
         found = architecture(name, layers)
@@ -278,27 +292,30 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N")
     parser.add_argument("--by", choices=WAYS, nargs="+", default=WAYS, help="(default: both)")
     parser.add_argument("--layers", type=int, metavar="N", help="at most N layers in a stack")
+    parser.add_argument("--run", action="store_true", help="run each after quantize_model")
     args = parser.parse_args()
+    ways = [RUN] if args.run else args.by
     failed = collections.Counter[str]()
     nothing = collections.Counter[str]()
     unbuilt = loaded = 0
+    said, fails = ("not run dense", "do not run") if args.run else ("not built", "do not load")
     names = args.classes or class_names()
-    for done, outcome in enumerate(outcomes(names, args.by, args.layers, args.jobs), 1):
+    for done, outcome in enumerate(outcomes(names, ways, args.layers, args.jobs), 1):
         if done % 50 == 0:
             print(f"{done} of {len(names)} classes", file=sys.stderr, flush=True)
         if outcome.error is not None:
             unbuilt += 1
-            print(f"{outcome.name}: not built: {outcome.error}")
+            print(f"{outcome.name}: {said}: {outcome.error}", flush=True)
             continue
         loaded += 1
-        for way in args.by:
+        for way in ways:
             nothing[way] += outcome.quantized.get(way) == 0
             failed[way] += bool(outcome.problems[way])
             for problem in outcome.problems[way][:3]:
-                print(f"{outcome.name}: by {way}: {problem}")
-    print(f"transformers {transformers.__version__}: {loaded} classes built, {unbuilt} not")
-    for way in args.by:
-        print(f"by {way}: {failed[way]} do not load, {nothing[way]} have nothing to quantize")
+                print(f"{outcome.name}: by {way}: {problem}", flush=True)
+    print(f"transformers {transformers.__version__}: {loaded} classes judged, {unbuilt} not")
+    for way in ways:
+        print(f"by {way}: {failed[way]} {fails}, {nothing[way]} have nothing to quantize")
     return 1 if failed.total() else 0
 
 

@@ -80,6 +80,7 @@ class Learner:
             weight
             for weight, transposed in choice.weights.items()
             if model.reasons[weight] is None
+            and model.modules[weight] not in model.read_by_owners
             and model.modules[weight] not in skipped
             and (model.modules[weight] in model.conv1d) == transposed
         }

@@ -104,10 +104,13 @@ PyObject *versions(PyObject *, PyObject *tensors) {
 PyDoc_STRVAR(take_packed_doc,
              "take_packed(class)\n--\n\n"
              "Makes linear and dequantize take packed bytes of this class of tensors, too, in any "
-             "dtype. It has memory of its own, and its __torch_function__ is not called.");
+             "dtype. It has memory of its own, and its __torch_function__ is not called. Of "
+             "several classes the first and the last are taken.");
 PyObject *take_packed(PyObject *, PyObject *kind) {
-  Py_XDECREF(python.packed);
-  python.packed = Py_NewRef(kind);
+  if (is_packed(kind)) Py_RETURN_NONE;
+  PyObject *&place = python.packed[python.packed[0] == nullptr ? 0 : 1];
+  Py_XDECREF(place);
+  place = Py_NewRef(kind);
   Py_RETURN_NONE;
 }
 
@@ -218,11 +221,21 @@ PyObject *register_operators(PyObject *, PyObject *arguments) {
   if (!fill(of_torch, torch) || !fill(of_nf4, nf4)) return nullptr;
   if (PySequence_Size(of_blas) != 0 && !fill(of_blas, blas)) return nullptr;
   const auto name = PyUnicode_InternFromString;
-  python = {exchange_of(tensor), Py_NewRef(tensor), Py_NewRef(parameter),
-            name("is_neg"),      name("new_empty"), name("requires_grad"),
-            name("_version"),    nullptr,           name("packing_format_for_cpu"),
-            name("state2"),      name("offset"),    name("absmax"),
-            name("code"),        name("blocksize"), name("shape"),
+  python = {exchange_of(tensor),
+            Py_NewRef(tensor),
+            Py_NewRef(parameter),
+            name("is_neg"),
+            name("new_empty"),
+            name("requires_grad"),
+            name("_version"),
+            {},
+            name("packing_format_for_cpu"),
+            name("state2"),
+            name("offset"),
+            name("absmax"),
+            name("code"),
+            name("blocksize"),
+            name("shape"),
             name("quant_type")};
   if (python.exchange == nullptr || PyErr_Occurred()) return nullptr;
   codes = {torch.uint8(),    torch.int32(), torch.float32(), torch.float16(),

@@ -5,6 +5,7 @@
 
 #include <Python.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <memory>
@@ -25,7 +26,7 @@ struct Python {
   PyObject *tensor, *parameter;       // the types torch.Tensor and torch.nn.Parameter
   PyObject *is_neg, *new_empty;       // names of methods
   PyObject *requires_grad, *version;  // of attributes
-  PyObject *packed;                   // a class of packed bytes, or NULL
+  std::array<PyObject *, 2> packed;   // classes of packed bytes, then NULL
   // Names of attributes of bitsandbytes' QuantState.
   PyObject *packing_format_for_cpu, *state2, *offset, *absmax, *code, *blocksize, *shape,
       *quant_type;
@@ -58,9 +59,13 @@ inline bool view_plain(PyObject *tensor, View &view) {
          !is_negative(tensor);
 }
 
-// Packed bytes of the class that take_packed named, whatever their dtype; `bytes` is their number.
+inline bool is_packed(PyObject *type) {
+  return std::find(python.packed.begin(), python.packed.end(), type) != python.packed.end();
+}
+
+// Packed bytes of a class that take_packed named, whatever their dtype; `bytes` is their number.
 inline bool view_packed(PyObject *tensor, View &view, int64_t &bytes) {
-  if (reinterpret_cast<PyObject *>(Py_TYPE(tensor)) != python.packed) return view_of(tensor, view);
+  if (!is_packed(reinterpret_cast<PyObject *>(Py_TYPE(tensor)))) return view_of(tensor, view);
   if (python.exchange->view(tensor, &view.emplace()) != 0) return false;
   const int64_t elements = elements_of(&*view);
   if (!is_contiguous(&*view, elements)) return false;
@@ -83,7 +88,7 @@ inline bool requires_grad(PyObject *tensor, const dl_tensor &view) {
 }
 
 // Of a WeightParts or an Int4Parts, whose parts have no negative bit. A part that requires grad has
-// no view, as the general way refuses it; that of the class of take_packed is not asked.
+// no view, as the general way refuses it; that of a class of take_packed is not asked.
 template <class Kind>
 inline bool view_weight(PyObject *given, WeightViews<Kind> &views) {
   for (int i = 0; i < Kind::kParts; ++i) {

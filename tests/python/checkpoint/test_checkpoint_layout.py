@@ -18,7 +18,7 @@ from nf4.checkpoint import (
     survey,
 )
 from nf4.checkpoint.audit import value_problems
-from nf4.checkpoint.dtypes import STORAGE
+from nf4.checkpoint.dtypes import NUMPY, STORAGE
 from nf4.cli import main
 
 NAME = "layer.weight"
@@ -285,6 +285,21 @@ def test_mixtures_keep_what_is_quantized_already(tmp_path):
     with Checkpoint(destination) as checkpoint:
         weights = survey(checkpoint).weights
     assert {n: w.state.format for n, w in weights.items()} == {NAME: "nf4", "other.weight": "fp4"}
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F64"])
+def test_quant_map_in_torchs_default_dtype_is_the_codebook(tmp_path, capsys, dtype):
+    """bitsandbytes#1521: it makes the table in that dtype, and does not read it."""
+    table = nf4.codebook("nf4").astype(NUMPY[dtype])
+    source, plain = tmp_path / "in.safetensors", tmp_path / "plain.safetensors"
+    source.write_bytes(helpers.file_bytes(_parts() | {f"{NAME}.quant_map": table}))
+    plain.write_bytes(helpers.file_bytes(_parts()))
+    assert main(["verify", str(source)]) == 0
+    weight, expected = (nf4.load(path)[NAME] for path in (source, plain))
+    assert weight.codebook is None and np.array_equal(weight.packed, expected.packed)
+    source.write_bytes(helpers.file_bytes(_parts() | {f"{NAME}.quant_map": -table}))
+    assert main(["verify", str(source)]) == 1
+    assert "quant_map: not the codebook of nf4" in capsys.readouterr().out
 
 
 def test_quant_map_of_the_file_is_used_and_flagged(tmp_path, capsys):

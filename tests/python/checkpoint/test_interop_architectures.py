@@ -241,3 +241,19 @@ def test_names_alone_decide_for_remote_code(tmp_path):
     source = helpers.write_model(tmp_path / "in", auto_map={"AutoModel": "x.Y"}, **LLAMA)
     result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
     assert "remote code" in result.chosen_by and result.weights == 2
+
+
+# Of kinds that once failed after quantize_model: models that read a layer's weight or its dtype, or
+# ask the config whether they are quantized; and one each of text, pixels and sound.
+RUN = """
+    MambaForCausalLM FalconMambaForCausalLM JambaForCausalLM WavLMModel LlamaForCausalLM ViTModel
+    NllbMoeForConditionalGeneration WhisperForConditionalGeneration
+""".split()
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_model_runs_after_quantize_model(name):
+    _require(name)
+    outcome = checks.check(name, [checks.RUN])
+    assert outcome.error is None and outcome.problems == {checks.RUN: []}
+    assert outcome.quantized[checks.RUN] > 0

@@ -15,7 +15,7 @@ torch_cases.require("torch", "bitsandbytes")
 import bitsandbytes as bnb  # noqa: E402
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
-from nf4.torch import NF4Linear  # noqa: E402
+from nf4.torch import Int4Linear, NF4Linear  # noqa: E402
 
 X = torch.randn(3, IN)
 
@@ -142,3 +142,24 @@ def test_a_model_is_in_4_bits_as_long_as_one_of_its_layers_is(kept):
     model.config = types.SimpleNamespace(quantization_config={})
     assert nf4.torch.to_dense(model) == (["0"] if kept else ["0", "1"])
     assert hasattr(model.config, "quantization_config") == kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_to_dense_gives_layers_in_the_dtype_of_the_model(dtype, bias):
+    """The scales of integers are of 16 bits whatever the model is."""
+    linear = torch.nn.Linear(64, 64, bias=bias).to(dtype)
+    layers = Int4Linear.from_linear(linear, group_size=32), NF4Linear.from_linear(linear)
+    model, x = torch.nn.Sequential(*layers), torch.randn(3, 64, dtype=dtype)
+    expected = model(x)
+    nf4.torch.to_dense(model)
+    assert {each.dtype for each in model.parameters()} == {dtype}
+    assert error(model(x), expected) <= 4 * ALLOWED["fp32" if dtype == torch.float32 else "bf16"]
+
+
+def test_to_dense_follows_a_model_that_was_loaded_in_another_dtype():
+    layer = Int4Linear(64, 64, bias=False, group_size=32, scales_dtype="fp16")
+    half = NF4Linear.from_linear(torch.nn.Linear(64, 64, bias=False).bfloat16())
+    model = torch.nn.Sequential(torch.nn.LayerNorm(64), layer, half)
+    assert len(nf4.torch.to_dense(model)) == 2
+    assert model(torch.randn(3, 64)).dtype == torch.float32

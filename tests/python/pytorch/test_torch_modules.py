@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 
 import nf4
 import pytest
@@ -16,7 +17,7 @@ torch_cases.require("torch", "bitsandbytes")
 import bitsandbytes as bnb  # noqa: E402
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
-from nf4.torch import NF4Linear  # noqa: E402
+from nf4.torch import Int4Linear, NF4Experts, NF4Linear  # noqa: E402
 
 LAYOUTS = {"nested": {}, "flat": {"nested_blocksize": 0}, "fp4": {"format": "fp4"}}
 PARTS = ("weight", "absmax", "nested_absmax", "nested_code", "nested_offset")
@@ -70,6 +71,66 @@ def test_from_bitsandbytes_the_bytes_are_shared(format, nested, storage):
     assert error(layer(X), theirs(X)) <= ALLOWED["fp32"]
 
 
+def test_numbers_that_are_not_finite_can_be_allowed():
+    linear = nonfinite(float("nan"))
+    assert NF4Linear.from_linear(linear, allow_nonfinite=True).dequantize()[OUT - 1, 3] == 0
+    made = Int4Linear.from_linear(linear, group_size=32, allow_nonfinite=True)
+    assert made.dequantize().isfinite().all()
+    assert NF4Experts.from_dense(linear.weight[None], allow_nonfinite=True).experts == 1
+
+
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_table_of_torchs_default_dtype_is_the_same_layer(format, nested, dtype):
+    """bitsandbytes makes the table in it, and computes without it (bitsandbytes#1521)."""
+    theirs = linear4bit(format, nested)
+    expected = NF4Linear.from_bitsandbytes(theirs)(X)
+    theirs.weight.quant_state.code = theirs.weight.quant_state.code.to(dtype)
+    assert torch.equal(NF4Linear.from_bitsandbytes(theirs)(X), expected)
+    layer = NF4Linear(IN, OUT)
+    layer.load_state_dict(theirs.state_dict())
+    assert torch.equal(layer(X), expected)
+    theirs.weight.quant_state.code = theirs.weight.quant_state.code * 2
+    with pytest.raises(nf4.InvalidArgument, match=f"is not the table of {format}"):
+        NF4Linear.from_bitsandbytes(theirs)
+
+
+def moved(layer):
+    return layer._apply(torch.clone)
+
+
+IN_INFERENCE = {
+    "from_linear": layer_of,
+    "zeros": lambda: NF4Linear(IN, OUT),
+    "integers": lambda: Int4Linear(IN, OUT, group_size=32),
+    "copied": lambda: copy.deepcopy(layer_of()),
+    "moved": lambda: moved(layer_of()),
+    "pickled": lambda: pickle.loads(pickle.dumps(layer_of())),
+    "dense": lambda: layer_of().to_linear(),
+}
+
+
+@pytest.mark.parametrize("case", IN_INFERENCE)
+def test_a_layer_that_inference_mode_made_can_be_trained(case):
+    with torch.inference_mode():
+        layer = IN_INFERENCE[case]()
+    x = X.clone().requires_grad_()
+    layer(x).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+    weight = layer.weight if case == "dense" else layer.dequantize()
+    assert error(x.grad, weight.sum(0).expand_as(x)) <= ALLOWED["fp32"]
+
+
+def test_a_weight_that_inference_mode_made_can_be_trained():
+    with torch.inference_mode():
+        weight = nf4.torch.quantize(torch.randn(OUT, IN))
+    x = X.clone().requires_grad_()
+    nf4.torch.linear(x, weight).sum().backward()
+    expected = nf4.torch.dequantize(weight).sum(0).expand_as(x)
+    assert error(x.grad, expected) <= ALLOWED["fp32"]
+
+
 def test_the_compute_dtype_is_that_of_the_layer_before():
     theirs = linear4bit(compute_dtype=torch.bfloat16)
     layer = NF4Linear.from_bitsandbytes(theirs)
@@ -100,10 +161,23 @@ REFUSED = {
     "weight is of shape (2, 3, 64); expected two": lambda: NF4Linear.from_quantized(
         nf4.torch.quantize(torch.randn(2, 3, 64))
     ),
+    "linear.weight has NaN or Inf; expected finite": lambda: NF4Linear.from_linear(
+        nonfinite(float("nan"))
+    ),
+    "linear.weight has NaN or Inf": lambda: Int4Linear.from_linear(
+        nonfinite(-float("inf")), group_size=32
+    ),
+    "weight has NaN or Inf": lambda: NF4Experts.from_dense(nonfinite(float("inf")).weight[None]),
     "codebook is given": lambda: NF4Linear.from_quantized(
         nf4.torch.quantize(torch.randn(2, 64), codebook=torch.linspace(-1, 1, 16))
     ),
 }
+
+
+def nonfinite(value: float) -> torch.nn.Linear:
+    linear = torch.nn.Linear(IN, OUT)
+    linear.weight.data[OUT - 1, 3] = value
+    return linear
 
 
 def repacked():

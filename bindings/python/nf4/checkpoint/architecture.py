@@ -47,6 +47,7 @@ class Model:
     linear            the modules that transformers replaces by 4-bit layers
     conv1d            those of them whose dense weight is stored as [in, out]
     dense_by_default  those that it leaves dense when it quantizes by itself
+    read_by_owners    those of them whose weight is read by the code around them (owners.py)
     stacks            the parameters of experts, by the model's names
     stack_of          4-bit stack -> which of these it is
     missing           the parameters that no tensor is loaded into; 4-bit stacks are no tensors here
@@ -59,6 +60,7 @@ class Model:
     linear: frozenset[str]
     conv1d: frozenset[str]
     dense_by_default: frozenset[str]
+    read_by_owners: frozenset[str] = frozenset()
     stacks: Mapping[str, Stack] = dataclasses.field(default_factory=dict)
     stack_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
     missing: Sequence[str] = ()
@@ -67,7 +69,8 @@ class Model:
     @classmethod
     def from_answer(cls, name: str, answer: Mapping[str, Any]) -> Model:
         """The model from what meta_model.LoadPlan.answer gave."""
-        modules = (frozenset(answer[key]) for key in ("linear", "conv1d", "dense_by_default"))
+        sets = ("linear", "conv1d", "dense_by_default", "read_by_owners")
+        modules = (frozenset(answer[key]) for key in sets)
         stacks = {full: Stack.from_answer(each) for full, each in answer["stacks"].items()}
         rest = stacks, answer["stack_of"], answer["missing"], answer["unexpected"]
         return cls(name, answer["reasons"], answer["modules"], *modules, *rest)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import nf4
-from nf4.checkpoint.dtypes import BITS, NF4_TO_TORCH, STORAGE, STORAGE_NAMES, TORCH_TO_NF4
+from nf4.checkpoint.dtypes import BITS, NF4_TO_TORCH, NUMPY, STORAGE, STORAGE_NAMES, TORCH_TO_NF4
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import MAX_RANK, TensorInfo, TensorSpec
 from nf4.checkpoint.jsonio import is_count, parse_object
@@ -27,6 +27,8 @@ FORMATS = ("nf4", "fp4")
 NESTED_BLOCKSIZE = 256
 STATE_MARK = ".quant_state.bitsandbytes__"
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+# bitsandbytes makes quant_map in torch's default dtype, and never reads it.
+_TABLE_DTYPES = ("F32", "F16", "BF16", "F64")
 # bitsandbytes' own take about 180 bytes.
 _MAX_STATE_BYTES = 65536
 _LARGEST = float(np.finfo(np.float32).max)
@@ -117,6 +119,13 @@ class BnbWeight(Weight):
             "quant_storage": self.storage,
         }
 
+    def own_codebook(self, checkpoint: Checkpoint) -> np.ndarray | None:
+        """quant_map as float32; None if it is the format's codebook in its own dtype."""
+        info = self.parts["quant_map"]
+        table = checkpoint.read(info.name).view(NUMPY[info.dtype])
+        standard = nf4.codebook(self.state.format).astype(table.dtype)
+        return None if np.array_equal(table, standard) else table.astype(np.float32)
+
     def load(self, checkpoint: Checkpoint) -> nf4.QuantizedTensor:
         """Read it. A quant_map other than the format's codebook becomes the tensor's codebook:
         the file's values decide."""
@@ -125,15 +134,13 @@ class BnbWeight(Weight):
             return checkpoint.read(self.parts[part].name).view(np.float32)
 
         state, nested = self.state, self.state.nested_blocksize != 0
-        quant_map = floats("quant_map")
-        own_table = not np.array_equal(quant_map, nf4.codebook(state.format))
         return nf4.QuantizedTensor(
             packed=checkpoint.read(self.name),
             absmax=checkpoint.read(self.parts["absmax"].name) if nested else floats("absmax"),
             nested_absmax=floats("nested_absmax") if nested else None,
             nested_code=floats("nested_quant_map") if nested else None,
             nested_offset=np.array([state.nested_offset], np.float32) if nested else None,
-            codebook=quant_map if own_table else None,
+            codebook=self.own_codebook(checkpoint),
             format=state.format,
             blocksize=state.blocksize,
             nested_blocksize=state.nested_blocksize,
@@ -187,7 +194,9 @@ def _part_problems(state: State, parts: dict[str, TensorInfo]) -> list[str]:
         info = parts.get(part)
         if info is None:
             problems.append(f"its {part} is missing")
-        elif (info.dtype, info.elements) != (dtype, elements):
+        elif (info.dtype, info.elements) != (dtype, elements) and not (
+            part == "quant_map" and info.dtype in _TABLE_DTYPES and info.elements == elements
+        ):
             problems.append(
                 f"its {part} is {info.dtype} of {info.elements}, "
                 f"but its quant_state requires {dtype} of {elements}"

@@ -35,6 +35,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from nf4.checkpoint.architecture import ANSWER_MARK
 from nf4.checkpoint.model_config import model_config
+from nf4.checkpoint.owners import read_by_owners
 from nf4.checkpoint.stacks import names_of, parameter_of, parts_problem
 
 
@@ -91,6 +92,7 @@ class LoadPlan:
             if (type(module) is torch.nn.Linear or isinstance(module, Conv1D))
             and should_convert_module(name, kept)
         }
+        self.read_by_owners = read_by_owners(model) & self.linear.keys()
         defaults = get_keys_to_not_convert(model)
         self.dense_by_default = {
             name for name in self.linear if not should_convert_module(name, defaults)
@@ -265,6 +267,7 @@ class LoadPlan:
             "linear": sorted(self.linear),
             "conv1d": sorted(n for n, m in self.linear.items() if isinstance(m, Conv1D)),
             "dense_by_default": sorted(self.dense_by_default),
+            "read_by_owners": sorted(self.read_by_owners),
             "stacks": self.stacks({**shapes, **others}),
             "missing": self.missing([*shapes, *others]),
             "unexpected": self.unexpected([*shapes, *others]),

@@ -222,6 +222,9 @@ class Rules:
         reason = self.not_loadable(
             info.name, transposed_if_conv1d(info.name, info.shape, self.types)
         )
+        if reason is None and self.model is not None:
+            if self.model.modules[info.name] in self.model.read_by_owners:
+                return "read by the code around it"
         return reason or (None if self.only else self._dense_by_default(module, info.name))
 
     def not_loadable(self, name: str, shape: tuple[int, ...]) -> str | None:

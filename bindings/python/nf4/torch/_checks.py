@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from nf4 import _convert
+from nf4 import _convert, _torch
 from nf4.errors import InvalidArgument, kind_of
 from nf4.typing import DTypeLike
 
@@ -41,6 +41,17 @@ def require_dense(name: str, given: object) -> None:
     """A weight that can be quantized."""
     require_tensor(name, given)
     require_float(name, given.dtype)
+
+
+def require_finite(name: str, weight: Tensor) -> None:
+    """A weight that quantizing changes no more than rounding does: NaN would become 0, and Inf the
+    largest of its block or group. A tensor without memory, on meta or fake, has no numbers."""
+    if _torch.fault(weight.detach()) is None and weight.numel() != 0:
+        # NaN is both extremes.
+        if not all(each.isfinite().item() for each in torch.aminmax(weight.detach())):
+            raise InvalidArgument(
+                f"{name} has NaN or Inf; expected finite numbers, or allow_nonfinite=True"
+            )
 
 
 def require_device(device: torch.device, beside: str, tensors: Mapping[str, Tensor | None]) -> None:

@@ -101,7 +101,8 @@ def state_parts(
 
 
 def take_packed(kind: type[Tensor]) -> None:
-    """Makes `linear` and `dequantize` take packed bytes that are of this class, in any dtype."""
+    """Makes `linear` and `dequantize` take packed bytes that are of this class, in any dtype. Of
+    several classes the first and the last are taken."""
 
 
 def _address(libraries: Sequence[ctypes.CDLL], name: str) -> int:

@@ -1,11 +1,31 @@
-"""What the quantizers of _nf4_quantizer.py and _int4_quantizer.py share."""
+"""What the quantizers of _nf4_quantizer.py, _int4_quantizer.py and _marks.py share. Imported while
+transformers is, of which it needs these two modules alone."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import nn
 from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 
-class FrozenQuantizer(HfQuantizer):
+class OurLayers:
+    """What a quantizer says of NF4Linear, Int4Linear and experts."""
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+    def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        from nf4.torch.conversion import to_dense
+
+        to_dense(model, dtype)
+        return model
+
+
+class FrozenQuantizer(OurLayers, HfQuantizer):
     """Of weights that are quantized before, and stay as they are."""
 
     requires_calibration = True
@@ -17,3 +37,12 @@ class FrozenQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """Adapters are."""
         return True
+
+
+class StoredConfig(QuantizationConfigMixin):
+    """A quantization_config of config.json as an object: to_dict gives what it was made of."""
+
+    quant_method = "nf4"  # where config.json names none
+
+    def __init__(self, **fields: Any):
+        self.__dict__.update(fields)

@@ -19,7 +19,8 @@ from nf4.checkpoint.leftovers import is_harmless
 from nf4.checkpoint.meta_model import LoadPlan
 from nf4.checkpoint.quantization import config_path, quantization
 from nf4.torch import _int4_stacks
-from nf4.torch._frozen_quantizer import FrozenQuantizer
+from nf4.torch._frozen_quantizer import FrozenQuantizer, StoredConfig
+from nf4.torch._marks import mark_as
 from nf4.torch._meta_layers import empty, layer_on_meta, put_layer
 from nf4.torch._model_source import class_and_config, set_generation, stored_tensors
 from nf4.torch.experts import put
@@ -147,8 +148,9 @@ def load_model(
         # Those that were of use on loading are not all that to_dense needs.
         model._weight_conversions = None
     checkpoint.check_unchanged()
+    described = StoredConfig(**({} if said is None else said.config))
+    model.hf_quantizer.quantization_config = model.config.quantization_config = described
     if said is None:
         del model.config.quantization_config
-    else:
-        model.config.quantization_config = said.config
+    mark_as(model, described.quant_method)
     return model

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nf4.checkpoint import Checkpoint, FormatError, bnb
 from nf4.checkpoint.quantization import OF_EXPERTS
@@ -19,7 +18,7 @@ from nf4.checkpoint.stacks import parameter_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
-from nf4.torch._frozen_quantizer import FrozenQuantizer
+from nf4.torch._frozen_quantizer import FrozenQuantizer, StoredConfig
 from nf4.torch.modules.nf4_weight import NF4Weight
 
 if TYPE_CHECKING:
@@ -30,12 +29,11 @@ _SCALES = r"\.(nested_)?(absmax|quant_map)$|\.quant_state\.bitsandbytes__(nf4|fp
 
 
 @register_quantization_config(OF_EXPERTS)
-class NF4Config(QuantizationConfigMixin):
+class NF4Config(StoredConfig):
     """The quantization_config of such a checkpoint, as config.json has it."""
 
     def __init__(self, quant_method: str = OF_EXPERTS, **fields: Any):
-        self.quant_method = quant_method
-        self.__dict__.update(fields)
+        super().__init__(quant_method=quant_method, **fields)
 
 
 class _Codes(nn.Module):
@@ -92,6 +90,7 @@ class NF4Quantizer(FrozenQuantizer):
     def _process_model_after_weight_loading(
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
+        from nf4.torch._marks import mark_as
         from nf4.torch.conversion import take_along
         from nf4.torch.experts import save_as_stacks
 
@@ -105,7 +104,7 @@ class NF4Quantizer(FrozenQuantizer):
         # Those that were of use on loading are not all that to_dense needs.
         model.dense_conversions = None
         _siblings.join(model)
-        model.config.quantization_config = self.quantization_config.to_dict()
+        mark_as(model, self.quantization_config.quant_method)
         return model
 
     def _checkpoint(self) -> Checkpoint:

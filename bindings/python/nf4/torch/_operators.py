@@ -27,11 +27,12 @@ from torch.autograd import forward_ad
 from nf4.errors import InvalidArgument
 from nf4.torch import _fast, _kernels, _private, _schemas
 from nf4.torch._checks import DTYPES, require_float
+from nf4.torch._packed_codes import PackedCodes
 from nf4.torch._schemas import OPERATORS, Parts
 
 _DEVICES = ("CPU", "CUDA")
 AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, PackedCodes, type(None)))
 
 
 # ---- Below autograd --------------------------------------------------------------------

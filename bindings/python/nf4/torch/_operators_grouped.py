@@ -28,6 +28,7 @@ from nf4.torch._checks import require_device, require_float
 from nf4.torch._grouped_dense import Stack, dense_linear, dense_products, experts_of, sums_by
 from nf4.torch._int4_weight import Int4Parts, Int4Stack
 from nf4.torch._operators import AUTOCAST, cast, impl, require_frozen
+from nf4.torch._packed_codes import PackedCodes
 from nf4.torch._weight import WeightParts
 
 _BEFORE = "Tensor ends, Tensor? x_index"
@@ -318,4 +319,6 @@ def linear_grouped(
 def _is_plain(tensor: Tensor | None) -> bool:
     if tensor is None:
         return True
-    return type(tensor) in (Tensor, torch.nn.Parameter) and not (tensor.is_meta or tensor.is_neg())
+    return type(tensor) in (Tensor, torch.nn.Parameter, PackedCodes) and not (
+        tensor.is_meta or tensor.is_neg()
+    )

@@ -29,8 +29,9 @@ def tensors_of(
     weight: nf4.Weight, names: Sequence[str], needed: frozenset[str]
 ) -> list[Tensor | None]:
     """The parts of a weight, which are tensors, or InvalidArgument is raised. A part with its
-    negative bit set is copied, as no kernel reads that bit; Dynamo cannot trace the question, and
-    operators in its graphs ask it themselves."""
+    negative bit set is copied, as no kernel reads that bit, and one that torch.inference_mode made
+    is another tensor on its memory, as no backward pass takes it. Dynamo cannot trace the
+    questions, and operators in its graphs ask the first themselves."""
     tensors, eager = [], not torch.compiler.is_dynamo_compiling()
     for name in names:
         tensor = getattr(weight, name)
@@ -38,8 +39,19 @@ def tensors_of(
             require_tensor(name, tensor)
             if eager and tensor.is_neg():
                 tensor = tensor.resolve_neg()
+            if eager and tensor.is_inference():
+                tensor = outside_inference(tensor)
         tensors.append(tensor)
     return tensors
+
+
+def outside_inference(tensor: Tensor) -> Tensor:
+    """A tensor on the memory of one that torch.inference_mode made, which autograd takes."""
+    with torch.inference_mode(False):
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return made.set_(
+            tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
 
 
 # A NamedTuple's own __new__ takes twice as long, and these are made in each call.

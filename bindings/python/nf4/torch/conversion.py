@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import nn
 
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _foreign_int4, _siblings, experts
-from nf4.torch._checks import torch_dtype
+from nf4.torch._checks import DTYPES, torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.typing import DTypeLike
 
@@ -81,6 +83,12 @@ def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list
     replaced = _replace(model, _from_others, instead)
     _warn_of_others(model)
     _remove_decompression(model)
+    if "transformers.quantizers.quantizer_bnb_4bit" in sys.modules and not any(
+        isinstance(each, _linear4bit()) for each in model.modules()
+    ):
+        from nf4.torch import _marks  # which imports transformers
+
+        _marks.take_over(model)
     if siblings:
         _siblings.join(model, unknown=siblings == "all")
     else:
@@ -113,7 +121,9 @@ def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     weight, and every NF4Experts and Int4Experts of a transformers model by a parameter. To merge
     adapters without rounding to 4 bits: to_dense(model), then PEFT's model.merge_and_unload().
 
-    dtype  "fp32", "fp16", "bf16" or torch's; by default that of each weight before it was quantized
+    dtype  "fp32", "fp16", "bf16" or torch's. By default that of each weight before it was
+           quantized, or of the scales of a checkpoint's integers; where no parameter of the model
+           is of that dtype, the one that most of them are of
 
     Shared layers, hooks, the result and errors are as in convert. A transformers model without
     4-bit layers left is no longer marked as quantized, so that what it saves loads as dense.
@@ -121,27 +131,45 @@ def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     if dtype is not None:
         dtype = torch_dtype(dtype)
 
-    def to_linear(layer: Any) -> nn.Module:
-        return layer.to_linear(dtype)
+    dtypes = _dense_dtypes(model)
+
+    def dense(dequantize: Callable[[Any], Any]) -> Any:
+        """Of a weight, what it gives in the dtype that is wanted."""
+        made = dequantize(dtype)
+        own = getattr(made, "weight", made).dtype
+        if dtype is not None or not dtypes or own in dtypes:
+            return made
+        return dequantize(max(dtypes, key=dtypes.__getitem__))
 
     replaced = _replace(
-        model, lambda layer: to_linear if type(layer) in _OURS else None, "its to_linear"
+        model,
+        lambda layer: (lambda each: dense(each.to_linear)) if type(layer) in _OURS else None,
+        "its to_linear",
     )
-    replaced += experts.make_dense(model, dtype)
+    replaced += experts.make_dense(model, dense)
     if replaced and not any(map(is_in_4_bits, model.modules())):
         _forget_quantization(model)
     return replaced
+
+
+def _dense_dtypes(model: nn.Module) -> Counter[torch.dtype]:
+    """Those of a model's floating-point parameters, with the number of elements of each."""
+    found = Counter[torch.dtype]()
+    for parameter in model.parameters() if isinstance(model, nn.Module) else ():
+        if parameter.dtype in DTYPES:
+            found[parameter.dtype] += parameter.numel()
+    return found
 
 
 def _forget_quantization(model: nn.Module) -> None:
     """Removes the marks that transformers puts on a model that it loads in 4 bits, as its own
     dequantize() does."""
     for each in model.modules():
-        config = getattr(each, "config", None)
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config
+        for mark in ("quantization_config", "_is_quantized"):
+            getattr(getattr(each, "config", None), "__dict__", {}).pop(mark, None)
         notes = vars(each)
-        notes.pop("hf_quantizer", None)
+        for mark in ("hf_quantizer", "quantization_method"):
+            notes.pop(mark, None)
         for flag in ("is_quantized", "is_loaded_in_4bit"):
             if flag in notes:
                 notes[flag] = False

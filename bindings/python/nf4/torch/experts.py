@@ -52,15 +52,16 @@ def put(experts: Any, name: str, made: nn.Module) -> None:
     experts.config._experts_implementation = IMPLEMENTATION
 
 
-def make_dense(model: nn.Module, dtype: torch.dtype | None) -> list[str]:
-    """The reverse of quantize_stack, for all stacks of a model; their names."""
+def make_dense(model: nn.Module, dense_of: Callable[[Any], Tensor]) -> list[str]:
+    """The reverse of quantize_stack, for all stacks of a model; their names. dense_of calls a
+    stack's dequantize with a dtype."""
     made, configs = [], {}
     for path, experts in model.named_modules():
         for name in names_of(experts):
             stack = experts._modules.get(name)
             if not isinstance(stack, _STACKS):
                 continue
-            dense = stack.dequantize(dtype)
+            dense = dense_of(stack.dequantize)
             dense = dense.transpose(1, 2).contiguous() if experts.is_transposed else dense
             delattr(experts, name)
             experts.register_parameter(name, nn.Parameter(dense, requires_grad=False))

@@ -18,7 +18,7 @@ from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _siblings, functional
-from nf4.torch._checks import torch_dtype
+from nf4.torch._checks import require_finite, torch_dtype
 from nf4.torch.conversion import is_in_4_bits, made_of, take_along
 from nf4.torch.experts import quantize_stack, save_as_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
@@ -48,9 +48,10 @@ def quantize_model(
     experts: bool = False,
 ) -> list[str]:
     """Quantizes a dense transformers model in place: its linear layers become NF4Linear, or
-    Int4Linear for "int4", and model.config gets the quantization_config. What save_pretrained then
-    writes is what `nf4 quantize` makes of the dense checkpoint: transformers loads it with
-    bitsandbytes, and integers with the package of their layout, or nf4.torch.load.
+    Int4Linear for "int4", and the model gets the marks of one that transformers loaded quantized,
+    such as its quantization_config: casts are refused, and Trainer asks for adapters. What
+    save_pretrained then writes is what `nf4 quantize` makes of the dense checkpoint: transformers
+    loads it with bitsandbytes, and integers with the package of their layout, or nf4.torch.load.
 
     skip, only   patterns of modules, as --skip and --only of `nf4 quantize`, whose rules decide:
                  embeddings, output heads, routers, experts (but see below) and tied
@@ -120,13 +121,15 @@ def quantize_model(
     for name in stacks:
         nested_blocksize = 256 if nested else 0
         of_stack = {"format": format, "blocksize": blocksize, "nested_blocksize": nested_blocksize}
-        quantize_stack(model, name, moved_to, **of_stack)
+        quantize_stack(model, name, moved_to, **of_stack, allow_nonfinite=True)  # as was checked
     if plan.stacks:
         save_as_stacks(model)
     _siblings.join(model)
     if moved_to is not None:
         model.to(moved_to)
-    model.config.quantization_config = plan.config
+    from nf4.torch import _marks  # which imports transformers
+
+    _marks.mark(model, plan.config)
     del _unfinished[model]
     return plan.modules + plan.stacks
 
@@ -221,11 +224,8 @@ def _check_weight(weight: Tensor, finite: bool) -> None:
         raise InvalidArgument(
             "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
         )
-    # NaN is both extremes.
-    if finite and not all(each.isfinite().item() for each in torch.aminmax(weight.detach())):
-        raise InvalidArgument(
-            "the weight has NaN or Inf; expected finite numbers, or allow_nonfinite=True"
-        )
+    if finite:
+        require_finite("the weight", weight)
 
 
 def _maker(
@@ -249,7 +249,9 @@ def _maker(
             group_size=options.group_size,
             symmetric=options.symmetric,
         )
-        return Int4Linear.from_quantized(made, bias, compute_dtype=compute_dtype)
+        layer = Int4Linear.from_quantized(made, bias, compute_dtype=compute_dtype)
+        layer.dtype_before = _torch.dtype_name(weight.dtype)
+        return layer
 
     of_weight = of_integers if options.format == "int4" else of_bnb
 

@@ -140,8 +140,7 @@ def _not_standard(weight: Weight) -> FormatError:
 
 
 def _require_standard(weight: BnbWeight, checkpoint: Checkpoint) -> None:
-    table = checkpoint.read(weight.parts["quant_map"].name).view(np.float32)
-    if not np.array_equal(table, nf4.codebook(weight.format)):
+    if weight.own_codebook(checkpoint) is not None:
         raise _not_standard(weight)
 
 

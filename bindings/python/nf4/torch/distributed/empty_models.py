@@ -15,7 +15,7 @@ from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import TORCH_TO_NF4
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import require_readable
-from nf4.checkpoint.quantization import quantization
+from nf4.checkpoint.quantization import config_path, quantization
 from nf4.checkpoint.stacks import is_stack, names_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
@@ -70,7 +70,19 @@ def empty_model(
     if any(map(is_stack, found.weights.values())):
         save_as_stacks(model)
     _siblings.join(model)
+    if found.weights and stored:
+        _mark(model, checkpoint, stored)
     return model
+
+
+def _mark(model: PreTrainedModel, checkpoint: Checkpoint, stored: dict[str, Any]) -> None:
+    from nf4.torch._marks import mark
+
+    try:
+        mark(model, stored)
+    except (TypeError, ValueError) as error:
+        reason = f"transformers does not take the quantization_config: {error}"
+        raise FormatError(config_path(checkpoint), reason) from None
 
 
 def compute_dtype_of(quantization_config: Mapping[str, Any]) -> torch.dtype | None:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _operators
-from nf4.torch._checks import require_dense, require_tensor, torch_dtype
+from nf4.torch._checks import require_dense, require_finite, require_tensor, torch_dtype
 from nf4.torch._schemas import Parts
+from nf4.torch._weight import outside_inference
 from nf4.torch.modules import frozen_part
 from nf4.torch.modules.frozen_part import FrozenPart
 from nf4.torch.modules.siblings import Member, Siblings, traced_product
@@ -47,14 +48,16 @@ def new_bias(
     return nn.Parameter(torch.zeros(features, dtype=dtype, device=device)) if wanted else None
 
 
-def dense_weight(linear: nn.Linear, instead: str = "") -> Tensor:
-    """Of a dense layer. `instead` says what other layers are for."""
+def dense_weight(linear: nn.Linear, allow_nonfinite: bool, instead: str = "") -> Tensor:
+    """Of a dense layer, to be quantized. `instead` says what other layers are for."""
     if type(linear) is not nn.Linear:
         raise InvalidArgument(
             f"linear is {kind_of(linear)}; expected a torch.nn.Linear, whose weight is dense"
             f"{instead}"
         )
     require_dense("linear.weight", linear.weight)
+    if not allow_nonfinite:
+        require_finite("linear.weight", linear.weight)
     return linear.weight.detach()
 
 
@@ -91,7 +94,25 @@ class QuantizedModule(nn.Module):
             result = fn(tensor.reshape(-1).view(torch.uint8))
             return result.view(tensor.dtype).view(tensor.shape)
 
-        return super()._apply(moved, recurse)
+        super()._apply(moved, recurse)
+        self.settle()
+        return self
+
+    def settle(self) -> None:
+        """Called once torch has set the module's tensors. Those that torch.inference_mode made are
+        replaced by others on the same memory, which can be trained later."""
+        for own in (self._parameters, self._buffers):
+            for name, tensor in own.items():
+                if tensor is not None and not frozen_part.is_part(tensor) and tensor.is_inference():
+                    made = outside_inference(tensor.detach())
+                    if isinstance(tensor, nn.Parameter):
+                        made = type(tensor)(made, tensor.requires_grad)
+                    own[name] = made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.settle()
+        self.took_weight()
 
     def parts(self) -> Parts:
         """The weight as it is now."""
@@ -169,6 +190,8 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
     which call _take_bias, and the keys of its state_dict.
     """
 
+    # Of the dense weight, by our name; None: that of the scales.
+    dtype_before: str | None = None
     # By name: a dtype in a module has torch check its guards one by one (siblings.py).
     _compute_dtype: str | None
     # The group, and the layer's place in it.
@@ -240,6 +263,7 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
             raise InvalidArgument(f"bias is of shape {tuple(bias.shape)}; expected ({features},)")
         self.compute_dtype = wanted
         self.register_parameter("bias", bias)
+        self.settle()
 
     def forward(self, x: Tensor) -> Tensor:
         """x is [..., in_features]. y is [..., out_features] in the dtype of x, or autocast's."""
@@ -269,21 +293,20 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
         replica._siblings = replica._place = replica._group = replica._member = None
         return replica
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.took_weight()
-
     def took_weight(self) -> None:
         if self._siblings is not None:
             group, place = self._siblings
             group.join(place, self)
 
     def to_linear(self, dtype: DTypeLike | None = None) -> nn.Linear:
-        """A dense layer of W, in a dtype, by default that of the weight before it was quantized.
-        It shares the bias where that is of this dtype, and has it cast elsewhere."""
+        """A dense layer of W, in a dtype, by default that of the weight before it was quantized,
+        or of the scales of a checkpoint's integers. It shares the bias where that is of this dtype,
+        and has it cast elsewhere."""
         if self.tensor_parallel is not None:
             raise InvalidArgument("layer is cut for tensor parallelism; expected a whole one")
-        weight = nn.Parameter(self.dequantize(dtype), requires_grad=False)
+        dtype = self.dtype_before if dtype is None else dtype
+        with torch.inference_mode(False):  # it can be trained later
+            weight = nn.Parameter(self.dequantize(dtype), requires_grad=False)
         made = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         made.weight = weight
         if self.bias is not None and self.bias.dtype != weight.dtype:

@@ -17,6 +17,7 @@ from nf4.int4 import int4_shapes
 from nf4.torch import _foreign_int4, _int4_columns, functional
 from nf4.torch._checks import torch_dtype
 from nf4.torch._int4_weight import KEYS, Int4Parts, Int4Spec
+from nf4.torch._packed_codes import PackedWords
 from nf4.torch.modules.base import (
     QuantizedLinear,
     dense_weight,
@@ -149,17 +150,20 @@ class Int4Linear(QuantizedLinear):
         symmetric: bool = True,
         scales_dtype: DTypeLike | None = None,
         compute_dtype: DTypeLike | None = None,
+        allow_nonfinite: bool = False,
     ) -> Int4Linear:
         """Quantizes the weight of a dense layer on its device, by rounding to nearest, and shares
-        the bias. Raises what nf4.quantize_int4 raises."""
+        the bias. allow_nonfinite: take NaN as 0 and Inf as the largest of its group. Raises what
+        nf4.quantize_int4 raises, and InvalidArgument for NaN and Inf."""
         weight = functional.quantize_int4(
-            dense_weight(linear),
+            dense_weight(linear, allow_nonfinite),
             layout=layout,
             group_size=group_size,
             symmetric=symmetric,
             scales_dtype=scales_dtype,
         )
         made = cls.from_quantized(weight, linear.bias, compute_dtype=compute_dtype)
+        made.dtype_before = _torch.dtype_name(linear.weight.dtype)
         return made.train(linear.training)
 
     @classmethod
@@ -179,8 +183,10 @@ class Int4Linear(QuantizedLinear):
 
     @property
     def weight(self) -> Tensor:
-        """The words of the codes, under the name by which PEFT looks for a layer's device."""
-        return self._buffers[KEYS[self.spec.layout]["packed"]]
+        """The bytes of the codes, under the name by which PEFT looks for a layer's device, and by
+        whose dtype some models know a 4-bit layer."""
+        words = self._buffers[KEYS[self.spec.layout]["packed"]]
+        return PackedWords.of(words) if type(words) is Tensor else words
 
     def parts(self) -> Int4Parts:
         made = self.plain_parts(self._parameters, self._buffers, self.spec)

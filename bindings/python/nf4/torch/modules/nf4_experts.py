@@ -11,7 +11,7 @@ import nf4
 from nf4 import _convert, _torch
 from nf4.errors import InvalidArgument, shown
 from nf4.torch import _operators_grouped, functional
-from nf4.torch._checks import require_dense, require_tensor, torch_dtype
+from nf4.torch._checks import require_dense, require_finite, require_tensor, torch_dtype
 from nf4.torch._weight import WeightParts
 from nf4.torch.modules.base import torch_device
 from nf4.torch.modules.nf4_weight import NF4Weight, zeros
@@ -82,10 +82,14 @@ class NF4Experts(NF4Weight):
         format: FormatName = "nf4",
         blocksize: int = 64,
         nested_blocksize: int = 256,
+        allow_nonfinite: bool = False,
     ) -> NF4Experts:
         """Quantizes [experts, out_features, in_features], or with `transposed` [experts,
-        in_features, out_features], on its device. Raises what nf4.quantize raises."""
+        in_features, out_features], on its device. allow_nonfinite: as for NF4Linear.from_linear.
+        Raises what nf4.quantize raises, and InvalidArgument for NaN and Inf."""
         require_dense("weight", weight)
+        if not allow_nonfinite:
+            require_finite("weight", weight)
         if weight.dim() != 3:
             raise InvalidArgument(
                 f"weight is of shape {tuple(weight.shape)}; expected 3 dimensions: experts, rows "

@@ -118,11 +118,13 @@ class NF4Linear(NF4Weight, QuantizedLinear):
         blocksize: int = 64,
         nested_blocksize: int = 256,
         compute_dtype: DTypeLike | None = None,
+        allow_nonfinite: bool = False,
     ) -> NF4Linear:
-        """Quantizes the weight of a dense layer on its device, and shares the bias. Raises what
-        nf4.quantize raises."""
+        """Quantizes the weight of a dense layer on its device, and shares the bias.
+        allow_nonfinite: take NaN as 0 and Inf as the largest of its block. Raises what nf4.quantize
+        raises, and InvalidArgument for NaN and Inf."""
         weight = functional.quantize(
-            dense_weight(linear, ": from_bitsandbytes takes a Linear4bit"),
+            dense_weight(linear, allow_nonfinite, ": from_bitsandbytes takes a Linear4bit"),
             format=format,
             blocksize=blocksize,
             nested_blocksize=nested_blocksize,

@@ -13,6 +13,7 @@ from nf4 import _torch
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument
 from nf4.torch import _state, functional
+from nf4.torch._packed_codes import PackedCodes
 from nf4.torch._weight import Spec, WeightParts
 from nf4.torch.modules.base import QuantizedModule, require_memory
 from nf4.torch.modules.frozen_part import FrozenPart
@@ -90,10 +91,16 @@ class NF4Weight(QuantizedModule):
         self._take_sizes(weight.shape)
         packed = _state.bytes_of(parts.packed)
         self._buffers.pop("weight", None)  # under FSDP1 it is one
-        self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
+        self.register_parameter("weight", PackedCodes(packed))
         for name in SCALES:
             self.register_buffer(name, getattr(parts, name), persistent=False)
         self.took_weight()
+
+    def settle(self) -> None:
+        super().settle()
+        weight = self._parameters.get("weight")
+        if type(weight) is nn.Parameter:  # which torch makes of a weight on meta
+            self._parameters["weight"] = PackedCodes(weight)
 
     @property
     def format(self) -> str:

@@ -1,0 +1,57 @@
+"""The marks of a quantized transformers model: docs/pytorch.md says who reads each. Imports
+transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+from transformers.utils.quantization_config import QuantizationMethod
+
+from nf4.torch._frozen_quantizer import FrozenQuantizer, OurLayers, StoredConfig
+
+
+class LinearQuantizer(OurLayers, Bnb4BitHfQuantizer):
+    """Of a model whose layers are saved as bitsandbytes' are."""
+
+
+def mark(model: PreTrainedModel, config: Mapping[str, Any]) -> None:
+    """Makes transformers, PEFT, TRL and accelerate take a model for a quantized one, as
+    from_pretrained does. config: its quantization_config."""
+    if config.get("quant_method") == QuantizationMethod.BITS_AND_BYTES:
+        stored = BitsAndBytesConfig.from_dict(dict(config))
+        quantizer = LinearQuantizer(stored, pre_quantized=True)
+    else:
+        stored = StoredConfig(**config)
+        quantizer = FrozenQuantizer(stored)
+    model.hf_quantizer, model.config.quantization_config = quantizer, stored
+    mark_as(model, stored.quant_method)
+
+
+def mark_as(model: PreTrainedModel, method: str) -> None:
+    """The marks beside hf_quantizer and quantization_config."""
+    model.is_quantized, model.quantization_method = True, method
+    # transformers imports bitsandbytes where it finds this mark.
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        model.is_loaded_in_4bit = True
+    for each in model.modules():
+        if isinstance(each, PreTrainedModel):
+            each.config._is_quantized = True
+            # Attention asks for it, as the layers' weights no longer say it. A model that was made
+            # by its class has none, and one that was cast has that of before.
+            each.config.dtype = each.dtype
+
+
+def take_over(model: nn.Module) -> None:
+    """Of models that transformers loaded with bitsandbytes, whose layers are ours now: dequantize()
+    would find none of its own, and remove the marks."""
+    for each in model.modules():
+        theirs = vars(each).get("hf_quantizer")
+        if type(theirs) is Bnb4BitHfQuantizer:
+            each.hf_quantizer = LinearQuantizer(
+                theirs.quantization_config, pre_quantized=theirs.pre_quantized
+            )

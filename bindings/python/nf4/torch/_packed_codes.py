@@ -1,0 +1,83 @@
+"""The codes of a layer as its attribute `weight`: PackedCodes of NF4Linear and NF4Experts,
+PackedWords of Int4Linear.
+
+They are of another shape than the weight. torch's C++ fast paths, such as that of
+TransformerEncoderLayer, and code that multiplies by a layer's `weight` itself would take them for a
+dense one. torch asks a class with a __torch_function__ first: the fast paths leave it alone, and a
+function that is given codes beside floating-point numbers is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nf4.errors import InvalidArgument
+from nf4.torch import _fast, _private, _schemas
+
+# These say themselves what they take.
+_OPERATOR = type(_schemas.quantize)
+# These put numbers into memory, or ask for its dtype, and combine nothing.
+_STORES = frozenset((Tensor.copy_, Tensor.to, Tensor.type_as))
+
+
+def _floats(arguments: Sequence[Any]) -> Iterator[Tensor]:
+    for each in arguments:
+        if isinstance(each, (list, tuple)):
+            yield from _floats(each)
+        elif isinstance(each, Tensor) and not isinstance(each, (PackedCodes, PackedWords)):
+            if each.is_floating_point():
+                yield each
+
+
+def _called(
+    _kind: type[Tensor],
+    func: Callable[..., Any],
+    types: Any,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    kwargs = kwargs or {}
+    if torch.compiler.is_dynamo_compiling():  # which traces this, and knows this context alone
+        with _private.no_torch_function():
+            return func(*args, **kwargs)
+    if func not in _STORES and not isinstance(func, _OPERATOR):
+        if next(_floats((*args, *kwargs.values())), None) is not None:
+            raise InvalidArgument(
+                f"{getattr(func, '__name__', func)} is given the packed codes of a 4-bit layer as "
+                f"if they were its weight; expected a call of the layer, or its dequantize(): skip "
+                f"of quantize_model and --skip of nf4 quantize keep a layer dense"
+            )
+    return nn.Parameter.__torch_function__(func, types, args, kwargs)
+
+
+class PackedCodes(nn.Parameter):
+    """A Parameter, uint8, that requires no gradient."""
+
+    __module__ = "nf4.torch.modules"  # where pickled layers look for it
+
+    def __new__(cls, data: Tensor, requires_grad: bool = False) -> PackedCodes:
+        return super().__new__(cls, data.detach(), requires_grad)
+
+    __torch_function__ = classmethod(_called)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return type(self), (self.data, self.requires_grad)
+
+
+class PackedWords(Tensor):
+    """A view of a buffer, as bytes: codes of either kind are uint8, which models look for."""
+
+    @classmethod
+    def of(cls, words: Tensor) -> PackedWords:
+        view = words.contiguous().view(torch.uint8).as_subclass(cls)
+        vars(view).update(vars(words))  # by which transformers knows what it has loaded
+        return view
+
+    __torch_function__ = classmethod(_called)
+
+
+_fast.take_packed(PackedCodes)
