@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from pathlib import Path
+
 import checkpoint_helpers as helpers
 import int4_checkpoints as models
 import nf4
@@ -9,6 +13,7 @@ import numpy as np
 import pytest
 from int4_checkpoints import LAYER, Case
 from nf4.checkpoint import FormatError
+from nf4.checkpoint.leftovers import PART
 from nf4.cli import main
 from safetensors.numpy import load_file, save_file
 
@@ -86,3 +91,19 @@ def test_beside_a_weight_of_bitsandbytes_too(tmp_path, capsys):
     found = capsys.readouterr().out
     assert all(name in found for name in extra)
     assert main(["dequantize", str(tmp_path / "q"), str(tmp_path / "out")]) == 3
+
+
+def test_no_model_of_transformers_has_a_parameter_of_such_a_name():
+    """The names that are refused by themselves, held against the source of all models."""
+    found = importlib.util.find_spec("transformers")
+    if found is None:
+        pytest.skip("transformers is not installed")
+    own = re.compile(r"self\.(\w+) *= *(?:torch\.)?nn\.(?:Parameter|Buffer)\(")
+    named = re.compile(r"register_(?:buffer|parameter)\(\s*\"(\w+)\"")
+    folder = Path(found.origin).parent / "models"
+    names: set[str] = set()
+    for path in folder.rglob("modeling_*.py"):
+        text = path.read_text(encoding="utf-8")
+        names.update(own.findall(text), named.findall(text))
+    assert len(names) > 200
+    assert [name for name in sorted(names) if PART.fullmatch(name)] == []
