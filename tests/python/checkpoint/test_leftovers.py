@@ -39,6 +39,8 @@ HARMLESS = {
     "transformer.h.0.attn.masked_bias": np.ones((), np.float32),
     "model.embeddings.position_ids": np.ones((1, 8), np.int64),
     "model.layers.0.self_attn.k_scale": np.ones((), np.float32),
+}
+OF_MODELS = {
     "model.norm.scale": ONES,
     "logit_scale": np.ones((), np.float32),
     "model.layers.0.layer_scale": ONES,
@@ -78,6 +80,17 @@ def test_what_changes_no_weight_is_copied(layout, tmp_path):
         assert main([arguments[0], str(source), str(out), *arguments[1:]]) == 0
         found = helpers.load_all(out)
         assert all(found[name][2] == array.tobytes() for name, array in HARMLESS.items())
+
+
+def test_scales_that_models_have_are_copied(tmp_path):
+    """No config.json tells the model, so that names decide."""
+    source, out = tmp_path / "q.safetensors", tmp_path / "out.safetensors"
+    stored = models.tensors(Case("awq").weights()[LAYER]) | OF_MODELS
+    source.write_bytes(helpers.file_bytes(stored))
+    assert models.findings("fault", source) == []
+    assert main(["dequantize", str(source), str(out)]) == 0
+    found = helpers.load_all(out)
+    assert all(found[name][2] == array.tobytes() for name, array in OF_MODELS.items())
 
 
 def test_beside_a_weight_of_bitsandbytes_too(tmp_path, capsys):

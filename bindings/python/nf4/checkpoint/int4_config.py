@@ -14,7 +14,7 @@ from nf4.checkpoint.int4_layouts import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2, 
 from nf4.checkpoint.skips import skip_entries
 
 _GPTQ_FORMATS = {"gptq": GPTQ, "gptq_v2": GPTQ_V2}
-# AutoRound's names of packings. Its packing for GPTQModel stores other zero points, and is not read.
+# AutoRound's names of packings. Its packing for GPTQModel stores other zero points: it is left out.
 _AUTO_ROUND_PACKINGS = {
     "auto_round:gptq": GPTQ,
     "auto_round:auto_gptq": GPTQ,
