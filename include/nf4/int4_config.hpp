@@ -23,7 +23,7 @@ struct Int4Config {
     if (layout == NF4_INT4_AWQ) awq(json);
     if (layout == NF4_INT4_COMPRESSED_TENSORS) compressed(json);
   }
-  // Of all `places` that say it; throws where two disagree, too.
+  // Reads all `places` that say it; throws where two disagree, too.
   explicit Int4Config(const std::vector<Json> &places) : Int4Config(places.at(0)) {
     for (size_t i = 1; i < places.size(); ++i) {
       const Int4Config other(places[i]);

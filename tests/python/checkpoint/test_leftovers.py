@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from pathlib import Path
+
 import checkpoint_helpers as helpers
 import int4_checkpoints as models
 import nf4
@@ -9,6 +13,7 @@ import numpy as np
 import pytest
 from int4_checkpoints import LAYER, Case
 from nf4.checkpoint import FormatError
+from nf4.checkpoint.leftovers import PART
 from nf4.cli import main
 from safetensors.numpy import load_file, save_file
 
@@ -34,6 +39,8 @@ HARMLESS = {
     "transformer.h.0.attn.masked_bias": np.ones((), np.float32),
     "model.embeddings.position_ids": np.ones((1, 8), np.int64),
     "model.layers.0.self_attn.k_scale": np.ones((), np.float32),
+}
+OF_MODELS = {
     "model.norm.scale": ONES,
     "logit_scale": np.ones((), np.float32),
     "model.layers.0.layer_scale": ONES,
@@ -75,6 +82,17 @@ def test_what_changes_no_weight_is_copied(layout, tmp_path):
         assert all(found[name][2] == array.tobytes() for name, array in HARMLESS.items())
 
 
+def test_scales_that_models_have_are_copied(tmp_path):
+    """No config.json tells the model, so that names decide."""
+    source, out = tmp_path / "q.safetensors", tmp_path / "out.safetensors"
+    stored = models.tensors(Case("awq").weights()[LAYER]) | OF_MODELS
+    source.write_bytes(helpers.file_bytes(stored))
+    assert models.findings("fault", source) == []
+    assert main(["dequantize", str(source), str(out)]) == 0
+    found = helpers.load_all(out)
+    assert all(found[name][2] == array.tobytes() for name, array in OF_MODELS.items())
+
+
 def test_beside_a_weight_of_bitsandbytes_too(tmp_path, capsys):
     dense = helpers.write_model(tmp_path / "dense")
     assert main(["quantize", str(dense), str(tmp_path / "q")]) == 0
@@ -86,3 +104,19 @@ def test_beside_a_weight_of_bitsandbytes_too(tmp_path, capsys):
     found = capsys.readouterr().out
     assert all(name in found for name in extra)
     assert main(["dequantize", str(tmp_path / "q"), str(tmp_path / "out")]) == 3
+
+
+def test_no_model_of_transformers_has_a_parameter_of_such_a_name():
+    """The names that are refused by themselves, held against the source of all models."""
+    found = importlib.util.find_spec("transformers")
+    if found is None:
+        pytest.skip("transformers is not installed")
+    own = re.compile(r"self\.(\w+) *= *(?:torch\.)?nn\.(?:Parameter|Buffer)\(")
+    named = re.compile(r"register_(?:buffer|parameter)\(\s*\"(\w+)\"")
+    folder = Path(found.origin).parent / "models"
+    names: set[str] = set()
+    for path in folder.rglob("modeling_*.py"):
+        text = path.read_text(encoding="utf-8")
+        names.update(own.findall(text), named.findall(text))
+    assert len(names) > 200
+    assert [name for name in sorted(names) if PART.fullmatch(name)] == []

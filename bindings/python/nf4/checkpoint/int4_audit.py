@@ -18,7 +18,7 @@ from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey
 
 _OF_GPTQ = (GPTQ, GPTQ_V2)
-# Where a method lists the modules that it leaves dense.
+# The key in which a method lists the modules that it leaves dense.
 _KEYS_OF_DENSE = {
     "gptq": "dynamic",
     "awq": "modules_to_not_convert",

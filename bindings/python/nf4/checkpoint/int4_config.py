@@ -14,8 +14,7 @@ from nf4.checkpoint.int4_layouts import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2, 
 from nf4.checkpoint.skips import skip_entries
 
 _GPTQ_FORMATS = {"gptq": GPTQ, "gptq_v2": GPTQ_V2}
-# AutoRound's names of packings. It counts zero points from 0 in those of other names that end with
-# gptqmodel, which no golden tensor holds.
+# AutoRound's names of packings. Its packing for GPTQModel stores other zero points: it is left out.
 _AUTO_ROUND_PACKINGS = {
     "auto_round:gptq": GPTQ,
     "auto_round:auto_gptq": GPTQ,
@@ -159,8 +158,8 @@ def _auto_round_layout(config: Mapping[str, Any]) -> Layout:
 
 
 def _require_integers(config: Mapping[str, Any], key: str) -> None:
-    """key: what its keys are named by. ValueError for other numbers, and for activations that are
-    quantized."""
+    """ValueError for numbers that are not integers, and for quantized activations. key: what goes
+    before the names of keys in errors."""
     if config.get("data_type") not in (None, "int"):
         raise ValueError(f"{key}data_type {config['data_type']!r} is not read; int is")
     bits = config.get("act_bits")

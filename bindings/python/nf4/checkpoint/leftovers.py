@@ -15,11 +15,11 @@ from nf4.checkpoint.weights import Survey
 # The last part of a name that quantizers give and no model of transformers does: GPTQ, AWQ (whose
 # ScaledActivation has "scales"), compressed-tensors, ModelOpt, bitsandbytes in 8 bits, FP8.
 _OF = r"(weight|input|output|act|activation|pre_quant|smooth|smoothing|channel)_(global_)?"
-_PART = re.compile(
+PART = re.compile(
     rf"q?scales|q?zeros|qweight|g_idx|SCB|scale_inv|zero_points?|.*_amax|"
     rf"{_OF}(scales?|scale_inv|zeros?|zero_points?|shape|packed|g_idx)"
 )
-# What changes no weight: scales of a cache of keys and values that is quantized, which ours is not
+# These change no weight: the scales of a quantized cache of keys and values, which ours is not
 # (compressed-tensors' KVCacheScaleType), and buffers that a model computes itself, which older
 # versions of transformers stored.
 _HARMLESS = re.compile(
@@ -46,7 +46,7 @@ def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
         reason = None
         if module in modules:
             reason = f"it is beside the 4-bit {module}, and is not read"
-        elif _PART.fullmatch(last):
+        elif PART.fullmatch(last):
             reason = f"{last} is a part of something quantized, and is not read"
         elif last == "weight" and len(info.shape) > 1 and info.dtype not in _DENSE_DTYPES:
             reason = _of_dtype(found, module, info)

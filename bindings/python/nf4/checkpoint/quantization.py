@@ -18,12 +18,13 @@ BITSANDBYTES = "bitsandbytes"
 # The quant_method of a checkpoint that has experts in 4 bits.
 OF_EXPERTS = "nf4"
 MLX = "mlx"
-# Keys of config.json, at its top and in the configs of a model's parts, such as text_config:
-# transformers and vLLM; vLLM and compressed-tensors.
+# Keys of config.json, at its top and in the configs of a model's parts, such as text_config.
+# transformers and vLLM read the first, vLLM and compressed-tensors the second.
 _KEYS = ("quantization_config", "compression_config")
-# At the top alone.
+# MLX writes this one at the top alone.
 _KEY_OF_MLX = "quantization"
-# What other names say the same, by method; None: in all of them. GPTQModel reads all of these.
+# Other names of the same keys, by method, and under None those of all methods. GPTQModel reads
+# them all.
 _ALIASES: dict[str | None, dict[str, str]] = {
     None: {"w_bit": "bits", "wbits": "bits", "q_group_size": "group_size"},
     "gptq": {"format": "checkpoint_format"},
@@ -35,7 +36,7 @@ _DECISIVE = (
     "is_marlin_format", "sym", "zero_point", "desc_act", "data_type", "dynamic", "extra_config",
     "config_groups", "sparsity_config", "transform_config", "load_in_4bit", "load_in_8bit",
 )  # fmt: skip
-# Whose configs have these keys, where none names its method.
+# A config that names no method is of the first one that has such a key.
 _KEYS_OF_METHODS = {
     "compressed-tensors": ("config_groups",),
     "auto-round": ("packing_format", "autoround_version"),
@@ -44,8 +45,8 @@ _KEYS_OF_METHODS = {
     "awq": ("zero_point", "version"),
     "gptq": ("desc_act", "damp_percent", "true_sequential", "checkpoint_format", "sym"),
 }
-# Whose the files beside config.json are, where they do not say that: AutoGPTQ and GPTQModel;
-# AutoAWQ; ModelOpt.
+# A file that names no method and has no such key is of the tool that uses its name: AutoGPTQ and
+# GPTQModel, AutoAWQ, ModelOpt.
 _METHOD_OF_FILE = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
