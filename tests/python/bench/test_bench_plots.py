@@ -142,7 +142,7 @@ def test_everything_shown_is_made_from_the_figures_and_checked(
     stamped = {"bench": BENCH, "challenge": figures("challenge"), "call": figures("call")}
     (folder / "figures.json").write_text(json.dumps(stamped))
     status, said = make("--check")
-    assert status == 1 and said.count("not made from figures.json") == 2 + 6
+    assert status == 1 and said.count("not made from figures.json") == 3 + 6
     for name in ("matmul", "matmul-sweep", "models", "sweep"):
         assert f"there are no figures of {name}, which is left out" in said
     assert make()[0] == 0 and make("--check")[0] == 0
