@@ -48,14 +48,14 @@ fn ask(place: Place, query: impl FnOnce(i32, &mut sys::nf4_path) -> Result<()>) 
 fn matmul_path<T: Element>(weight: &impl Described, m: usize, place: Place) -> Result<Path> {
     let (rows, cols) = weight.shape();
     let (weight, args) = (weight.raw()?, kind::contiguous::<T>(m, cols, rows).raw()?);
-    // SAFETY: all of them live through the call, and the struct_size of each struct is set.
     ask(place, |device, path| {
+        // SAFETY: all of them live through the call, and the struct_size of each struct is set.
         check(unsafe { (weight.functions().matmul_path)(&weight, &args, device, path) })
     })
 }
 
-/// For rows, columns and buffers as the launches of this crate take them: contiguous rows, aligned to
-/// 16 bytes. An answer stays the same for the life of the process, and takes about a microsecond.
+/// For weights with the codebook of their format, and contiguous rows, all aligned to 16 bytes. An answer
+/// stays the same for the life of the process, and takes about a microsecond.
 impl Spec {
     /// Which way `m` rows of x times a weight take less time. With no rows: [`Path::Fused`].
     ///
@@ -126,8 +126,8 @@ impl Spec {
     ) -> Result<Path> {
         let args = nowhere::<T>(experts, m, self.cols, self.rows).raw()?;
         let weight = self.descriptor()?;
-        // SAFETY: as above.
         ask(place, |device, path| {
+            // SAFETY: as above.
             check(unsafe { sys::nf4_matmul_grouped_path(&weight, &args, device, path) })
         })
     }
@@ -144,8 +144,8 @@ impl Spec {
     ) -> Result<Path> {
         let args = nowhere::<T>(experts, m, self.rows, self.cols).raw()?;
         let weight = self.descriptor()?;
-        // SAFETY: as above.
         ask(place, |device, path| {
+            // SAFETY: as above.
             check(unsafe { sys::nf4_matmul_grouped_grad_path(&weight, &args, device, path) })
         })
     }
@@ -196,8 +196,8 @@ impl Int4Spec {
     ) -> Result<Path> {
         let args = nowhere::<T>(experts, m, self.cols, self.rows).raw()?;
         let weight = self.descriptor()?;
-        // SAFETY: as above.
         ask(place, |device, path| {
+            // SAFETY: as above.
             check(unsafe { sys::nf4_int4_matmul_grouped_path(&weight, &args, device, path) })
         })
     }
