@@ -86,7 +86,11 @@ class Learner:
         }
         targets = {model.modules[weight] for weight in good}
         self._wrong[name] = choice.weights.keys() - good
-        self._bare[name] = model.linear - skipped - targets if choice.weights else set()
+        # Once such a weight is left dense, its module is skipped by the name that both have.
+        same = {module_of(w) for w in self._wrong[name] if module_of(w) == model.modules[w]}
+        read = same & model.read_by_owners
+        bare = model.linear - skipped - targets - read
+        self._bare[name] = bare if choice.weights else set()
         self._good[name] = good
 
     def _mend(self, model_type: str, classes: list[checks.Architecture]) -> None:

@@ -58,6 +58,7 @@ OF_TRANSFORMERS = {
     "_experts_implementation",
     "_from_config",
     "_init_weights",
+    "_is_quantized",
     "_keys_to_ignore_on_load_missing",
     "_keys_to_ignore_on_load_unexpected",
     "_weight_conversions",

@@ -20,6 +20,7 @@ KNOWN: dict[str, Known] = {
     "aria": Known(skip=("lm_head",)),
     "audioflamingo3": Known(skip=("lm_head",)),
     "axk2": Known(dense=("weights_proj",)),
+    "bamba": Known(dense=("out_proj",)),
     "bark": Known(skip=("fine_acoustics.lm_heads",)),
     "bert": Known(skip=("decoder",)),
     "bert-generation": Known(skip=("decoder",)),
@@ -39,6 +40,8 @@ KNOWN: dict[str, Known] = {
     "encoder-decoder": Known(skip=("predictions.decoder",)),
     "ernie": Known(skip=("decoder",)),
     "ernie4_5_vl_moe": Known(skip=("patch_embed.proj",)),
+    "falcon_h1": Known(dense=("out_proj",)),
+    "falcon_mamba": Known(dense=("dt_proj", "out_proj", "x_proj")),
     "flaubert": Known(skip=("pred_layer",)),
     "fuyu": Known(skip=("lm_head",)),
     "gpt_neox_japanese": Known(skip=("embed_out",)),
@@ -47,6 +50,7 @@ KNOWN: dict[str, Known] = {
         skip=("cond_proj", "flow_head.timestep_embeddings", "k_proj", "q_proj", "v_proj"),
     ),
     "granite_speech5_ctc": Known(dense=("out",), skip=("ctc_head", "out")),
+    "granitemoehybrid": Known(dense=("out_proj",)),
     "grounding-dino": Known(skip=("bbox_embed", "model.decoder.bbox_embed")),
     "gte": Known(
         dense=("qkv_proj", "up_gate_proj"),
@@ -59,10 +63,12 @@ KNOWN: dict[str, Known] = {
     "inkling2": Known(skip=("lm_head", "patch_embedding", "weight_proj")),
     "inkling2_text": Known(skip=("weight_proj",)),
     "inkling_mm_model": Known(dense=("encoder",)),
+    "jamba": Known(dense=("dt_proj",)),
     "janus": Known(skip=("lm_head",)),
     "jev": Known(skip=("proj$",)),
     "jina_embeddings_v3": Known(dense=("Wqkv",), skip=("decoder", "k_proj", "q_proj", "v_proj")),
     "kimi_k25": Known(dense=("wqkv",), skip=("k_proj", "q_proj", "v_proj")),
+    "kosmos-2.5": Known(dense=("wo",)),
     "llama4": Known(dense=("*",)),
     "llama4_text": Known(dense=("*",)),
     "llava": Known(skip=("lm_head",)),
@@ -70,8 +76,11 @@ KNOWN: dict[str, Known] = {
     "llava_next_video": Known(skip=("lm_head",)),
     "llava_onevision": Known(skip=("lm_head",)),
     "longformer": Known(skip=("decoder",)),
+    "longt5": Known(dense=("wo",)),
     "luke": Known(skip=("decoder",)),
     "lw_detr": Known(dense=("query_feat",)),
+    "mamba": Known(dense=("dt_proj", "out_proj", "x_proj")),
+    "mamba2": Known(dense=("out_proj",)),
     "marian": Known(skip=("lm_head",)),
     "mask2former": Known(dense=("queries_features",)),
     "maskformer": Known(dense=("dense", "key", "self"), skip=("dense", "key", "query", "value")),
@@ -89,6 +98,7 @@ KNOWN: dict[str, Known] = {
     "mistral_large4_text": Known(dense=("weights_proj",)),
     "mllama": Known(skip=("lm_head",)),
     "mm-grounding-dino": Known(skip=("bbox_embed", "model.decoder.bbox_embed")),
+    "mobilebert": Known(dense=("predictions.dense",)),
     "modernbert": Known(skip=("decoder",)),
     "modernbert-decoder": Known(skip=("decoder",)),
     "molmo2": Known(
@@ -114,12 +124,14 @@ KNOWN: dict[str, Known] = {
         dense=("w_qkv",),
         skip=("lm_head", "self_attn.k_proj", "self_attn.q_proj", "self_attn.v_proj"),
     ),
+    "nemotron_h": Known(dense=("out_proj",), skip=("out_proj",)),
     "nemotron_h_omni": Known(
         dense=("qkv",),
         skip=("attention.k_proj", "attention.q_proj", "attention.v_proj", "patch_projection"),
     ),
     "neomme": Known(skip=("unembedding_projection",)),
     "nomic_bert": Known(dense=("Wqkv",), skip=("k_proj", "q_proj", "v_proj")),
+    "pix2struct": Known(dense=("wo",)),
     "pp_doclayout_v3": Known(
         dense=("enc_bbox_head", "enc_score_head"),
         skip=(
@@ -136,6 +148,14 @@ KNOWN: dict[str, Known] = {
     ),
     "qwen2_audio": Known(skip=("lm_head",)),
     "radio": Known(dense=("qkv",), skip=("embeddings", "k_proj", "q_proj", "v_proj")),
+    "reformer": Known(
+        dense=(
+            "encoder.layers.1.attention.self_attention.value",
+            "encoder.layers.3.attention.self_attention.value",
+            "encoder.layers.5.attention.self_attention.value",
+            "query_key",
+        )
+    ),
     "rf_detr": Known(
         dense=("query_feat",),
         skip=(
@@ -156,6 +176,7 @@ KNOWN: dict[str, Known] = {
     "roc_bert": Known(skip=("decoder",)),
     "roformer": Known(skip=("decoder",)),
     "rt_detr_v2": Known(skip=("bbox_embed", "class_embed")),
+    "rwkv": Known(dense=("feed_forward.value", "output")),
     "sam3": Known(dense=("reference_points",)),
     "sam3_lite_text": Known(dense=("reference_points",)),
     "sam3_video": Known(dense=("reference_points",)),
@@ -176,13 +197,16 @@ KNOWN: dict[str, Known] = {
             "vision_model.layers..*.self_attn.v_proj$",
         )
     ),
+    "switch_transformers": Known(dense=("wo",)),
+    "timesfm2_5": Known(dense=("input_layer",)),
     "tipsv2": Known(dense=("qkv",), skip=("k_proj", "out_proj", "q_proj", "v_proj")),
     "tipsv2_dpt": Known(dense=("*",)),
     "tipsv2_text_model": Known(skip=("k_proj", "out_proj", "q_proj", "v_proj")),
     "tipsv2_vision_model": Known(dense=("qkv",), skip=("k_proj", "q_proj", "v_proj")),
     "trocr": Known(skip=("output_projection",)),
     "ultravbert": Known(dense=("decoder",)),
-    "unispeech-sat": Known(dense=("objective",)),
+    "unispeech": Known(dense=("project_q",)),
+    "unispeech-sat": Known(dense=("objective", "tdnn")),
     "unlimited_ocr": Known(
         dense=("qkv_proj",),
         skip=(
@@ -199,10 +223,10 @@ KNOWN: dict[str, Known] = {
     "vipllava": Known(skip=("lm_head",)),
     "vision-encoder-decoder": Known(skip=("predictions.decoder",)),
     "voxtral": Known(skip=("lm_head",)),
-    "wav2vec2": Known(dense=("objective",)),
+    "wav2vec2": Known(dense=("objective", "project_q", "tdnn")),
     "wav2vec2-bert": Known(dense=("objective",)),
-    "wav2vec2-conformer": Known(dense=("objective",)),
-    "wavlm": Known(dense=("objective",)),
+    "wav2vec2-conformer": Known(dense=("objective", "project_q", "tdnn")),
+    "wavlm": Known(dense=("k_proj", "objective", "out_proj", "q_proj", "tdnn", "v_proj")),
     "whisper": Known(skip=("proj_out",)),
     "xlm": Known(skip=("pred_layer",)),
     "xlm-roberta": Known(skip=("decoder",)),
@@ -214,7 +238,7 @@ KNOWN: dict[str, Known] = {
         skip=("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"),
     ),
     "zamba2": Known(
-        dense=("down_proj", "feed_forward", "k_proj", "o_proj", "q_proj", "v_proj"),
+        dense=("down_proj", "feed_forward", "k_proj", "o_proj", "out_proj", "q_proj", "v_proj"),
         skip=(
             ".*feed_forward",
             "down_proj",
