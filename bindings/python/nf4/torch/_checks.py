@@ -43,6 +43,14 @@ def require_dense(name: str, given: object) -> None:
     require_float(name, given.dtype)
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Has it neither NaN nor Inf? What is on meta has no values."""
+    if tensor.is_meta or tensor.numel() == 0:
+        return True
+    # NaN is both extremes.
+    return all(each.isfinite().item() for each in torch.aminmax(tensor.detach()))
+
+
 def require_device(device: torch.device, beside: str, tensors: Mapping[str, Tensor | None]) -> None:
     """Each tensor is on this device, where the tensor named `beside` is."""
     for name, tensor in tensors.items():

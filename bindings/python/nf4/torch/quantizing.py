@@ -18,7 +18,7 @@ from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _siblings, functional
-from nf4.torch._checks import torch_dtype
+from nf4.torch._checks import is_finite, torch_dtype
 from nf4.torch.conversion import is_in_4_bits, made_of, take_along
 from nf4.torch.experts import quantize_stack, save_as_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
@@ -221,8 +221,7 @@ def _check_weight(weight: Tensor, finite: bool) -> None:
         raise InvalidArgument(
             "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
         )
-    # NaN is both extremes.
-    if finite and not all(each.isfinite().item() for each in torch.aminmax(weight.detach())):
+    if finite and not is_finite(weight):
         raise InvalidArgument(
             "the weight has NaN or Inf; expected finite numbers, or allow_nonfinite=True"
         )
