@@ -46,7 +46,8 @@ _left_alone: list[str] = []
 
 
 def served() -> Served:
-    return Served([each.name for each in _replaced], list(_left_alone))
+    names = [each.name for each in _replaced if each.name.startswith("peft.")]
+    return Served(names, list(_left_alone))  # without `weight` of libnf4's layers
 
 
 def _loaded(name: str) -> None:
