@@ -43,15 +43,21 @@ def require_dense(name: str, given: object) -> None:
     require_float(name, given.dtype)
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Has it neither NaN nor Inf? A tensor without memory, on meta or fake, has no numbers."""
+    tensor = tensor.detach()
+    if _torch.fault(tensor) is not None or tensor.numel() == 0:
+        return True
+    return all(each.isfinite().item() for each in torch.aminmax(tensor))  # NaN is both extremes
+
+
 def require_finite(name: str, weight: Tensor) -> None:
     """A weight that quantizing changes no more than rounding does: NaN would become 0, and Inf the
-    largest of its block or group. A tensor without memory, on meta or fake, has no numbers."""
-    if _torch.fault(weight.detach()) is None and weight.numel() != 0:
-        # NaN is both extremes.
-        if not all(each.isfinite().item() for each in torch.aminmax(weight.detach())):
-            raise InvalidArgument(
-                f"{name} has NaN or Inf; expected finite numbers, or allow_nonfinite=True"
-            )
+    largest of its block or group."""
+    if not is_finite(weight):
+        raise InvalidArgument(
+            f"{name} has NaN or Inf; expected finite numbers, or allow_nonfinite=True"
+        )
 
 
 def require_device(device: torch.device, beside: str, tensors: Mapping[str, Tensor | None]) -> None:

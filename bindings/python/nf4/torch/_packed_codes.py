@@ -19,7 +19,7 @@ from nf4.errors import InvalidArgument
 from nf4.torch import _fast, _private, _schemas
 
 # These say themselves what they take.
-_OPERATOR = type(_schemas.quantize)
+_OPERATORS = (type(_schemas.quantize), type(_schemas.quantize.overloadpacket))
 # These put numbers into memory, or ask for its dtype, and combine nothing.
 _STORES = frozenset((Tensor.copy_, Tensor.to, Tensor.type_as))
 
@@ -44,7 +44,7 @@ def _called(
     if torch.compiler.is_dynamo_compiling():  # which traces this, and knows this context alone
         with _private.no_torch_function():
             return func(*args, **kwargs)
-    if func not in _STORES and not isinstance(func, _OPERATOR):
+    if func not in _STORES and not isinstance(func, _OPERATORS):
         if next(_floats((*args, *kwargs.values())), None) is not None:
             raise InvalidArgument(
                 f"{getattr(func, '__name__', func)} is given the packed codes of a 4-bit layer as "

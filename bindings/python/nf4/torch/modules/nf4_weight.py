@@ -13,6 +13,7 @@ from nf4 import _torch
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument
 from nf4.torch import _state, functional
+from nf4.torch._checks import is_finite
 from nf4.torch._packed_codes import PackedCodes
 from nf4.torch._weight import Spec, WeightParts
 from nf4.torch.modules.base import QuantizedModule, require_memory
@@ -126,12 +127,15 @@ class NF4Weight(QuantizedModule):
 
     def requantize(self, weight: Tensor) -> None:
         """Takes a dense weight of its shape, in the format that it has, on its device. Raises what
-        nf4.quantize raises, and InvalidArgument for one that is prepared for fully_shard."""
+        nf4.quantize raises, and InvalidArgument for NaN and Inf, which four bits do not show, and
+        for one that is prepared for fully_shard."""
         self.require_unprepared()
         if tuple(weight.shape) != self.spec.shape:
             raise InvalidArgument(
                 f"weight is of shape {tuple(weight.shape)}; expected {self.spec.shape}"
             )
+        if not is_finite(weight):
+            raise InvalidArgument("weight has NaN or Inf; expected finite numbers")
         made = functional.quantize(
             weight.detach().to(self.weight.device).contiguous(),
             format=self.format,

@@ -1,13 +1,16 @@
-"""PEFT's LoRA layers over weights in 4 bits: NF4Linear, and bitsandbytes' Linear4bit where libnf4
-serves that.
+"""PEFT's tuners over weights in 4 bits: NF4Linear and Int4Linear, and LoRA over bitsandbytes'
+Linear4bit where libnf4 serves that.
 
-Importing nf4.torch is enough; as soon as PEFT is loaded, before or after, these are replaced:
+Importing nf4.torch is enough. As soon as PEFT is loaded, before or after, its code reads and writes
+the weight of libnf4's layers as a dense one (dense_weight.py), and these are replaced:
     tuners.lora.layer.Linear.forward, tuners.lora.bnb.Linear4bit.forward
                         layer and adapter as one product with one backward pass (layers.py)
     their merge and unmerge
                         which change an NF4Linear (merging.py)
     utils.integrations.dequantize_module_weight
                         by which DoRA reads a weight
+    PeftModel.get_nb_trainable_parameters and that of PeftMixedModel
+                        which count bytes as parameters (counting.py)
     tuners.lora.layer.ParamWrapper, tuners.tuners_utils.BaseTuner._inject_parameters
                         target_parameters of experts (experts.py)
 
@@ -23,10 +26,12 @@ from typing import NamedTuple
 from nf4.torch._import_watch import ImportWatch
 from nf4.torch._replacing import Replaced
 from nf4.torch.peft import replacements
-from nf4.torch.peft.replacements import LINEAR, LINEAR4BIT
+from nf4.torch.peft.replacements import LINEAR, LINEAR4BIT, MIXED_MODEL, MODEL
 
 # After these modules are loaded there is something to replace; the first needs all of LINEAR.
-_WHEN = {"peft.tuners.lora.model": LINEAR, LINEAR4BIT: LINEAR4BIT}
+_WHEN = {"peft.tuners.lora.model": LINEAR} | {
+    each: each for each in (LINEAR4BIT, MODEL, MIXED_MODEL)
+}
 
 
 class Served(NamedTuple):
@@ -41,13 +46,15 @@ _left_alone: list[str] = []
 
 
 def served() -> Served:
-    return Served([each.name for each in _replaced], list(_left_alone))
+    names = [each.name for each in _replaced if each.name.startswith("peft.")]
+    return Served(names, list(_left_alone))  # without `weight` of libnf4's layers
 
 
 def _loaded(name: str) -> None:
     """Never raises: whoever imports PEFT would get it."""
     try:
-        if name != LINEAR4BIT:
+        if _WHEN[name] == LINEAR:
+            replacements.replace_weights(_replaced)
             replacements.replace_dequantize(_replaced, _left_alone)
             replacements.replace_experts(_replaced, _left_alone)
         replacements.replace(_WHEN[name], _replaced, _left_alone)

@@ -22,6 +22,7 @@ from nf4.torch._checks import torch_dtype
 from nf4.torch._expert_adapters import ExpertAdapter
 from nf4.torch.modules import Int4Experts, NF4Experts
 from nf4.torch.modules.base import QuantizedModule
+from nf4.torch.peft import merging
 
 
 def _is_transposed(owner: nn.Module) -> bool:
@@ -155,13 +156,12 @@ def _listed(model: nn.Module) -> Iterator[None]:
 # ---- Merging ----------------------------------------------------------------------------
 
 
-def _add(wrapper: Any, stack: NF4Experts, adapter: str, sign: int, safe: bool) -> None:
+def _add(wrapper: Any, stack: NF4Experts, adapter: str, sign: int) -> None:
     delta = wrapper.get_delta_weight(adapter)
     if _is_transposed(wrapper.get_base_layer()):
         delta = delta.transpose(1, 2)
     merged = stack.dequantize().add_(delta, alpha=sign)
-    if safe and not torch.isfinite(merged).all():
-        raise ValueError(f"the merged weight is not finite; adapter {adapter} seems to be broken")
+    merging.require_finite(merged, adapter)
     stack.requantize(merged)
 
 
@@ -179,7 +179,7 @@ def merge(
             return
         for adapter in to_merge(self, adapter_names) or ():
             if adapter in self.lora_A:
-                _add(self, stack, adapter, 1, safe_merge)
+                _add(self, stack, adapter, 1)
                 self.merged_adapters.append(adapter)
 
     return merge
@@ -196,7 +196,7 @@ def unmerge(original: Callable[..., None]) -> Callable[..., None]:
         while self.merged_adapters:
             adapter = self.merged_adapters[-1]
             if adapter in self.lora_A:
-                _add(self, stack, adapter, -1, safe=False)
+                _add(self, stack, adapter, -1)
             self.merged_adapters.pop()
 
     return unmerge

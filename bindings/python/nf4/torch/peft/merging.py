@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nf4.errors import InvalidArgument
+from nf4.torch._checks import is_finite
 from nf4.torch.modules import Int4Linear, NF4Linear
+from nf4.torch.peft.dense_weight import require_mergeable, whole
 
 
 def dequantized(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,19 +22,20 @@ def dequantized(original: Callable[..., Any]) -> Callable[..., Any]:
     def dequantize_module_weight(module: torch.nn.Module) -> Any:
         if isinstance(module, NF4Linear):
             return module.dequantize()
-        if isinstance(module, Int4Linear):  # scales in fp16 would round every product
-            return module.dequantize(module.compute_dtype or torch.float32)
+        if isinstance(module, Int4Linear):
+            return whole(module)
         return original(module)
 
     return dequantize_module_weight
 
 
-def _require_finite(tensor: Tensor, adapter: str) -> None:
-    if not torch.isfinite(tensor).all():
+def require_finite(tensor: Tensor, adapter: str) -> None:
+    """Four bits would not show NaN and Inf."""
+    if not is_finite(tensor):
         raise ValueError(f"the merged weight is not finite; adapter {adapter} seems to be broken")
 
 
-def _merge(layer: Any, base: NF4Linear, adapter: str, safe: bool) -> None:
+def _merge(layer: Any, base: NF4Linear, adapter: str) -> None:
     base.require_unprepared()
     dense = base.dequantize()
     if adapter in layer.lora_variant:
@@ -47,10 +49,8 @@ def _merge(layer: Any, base: NF4Linear, adapter: str, safe: bool) -> None:
                 "an adapter with lora_bias=True cannot be merged: the base layer has no bias"
             )
         bias = base.bias + layer.lora_B[adapter].bias * layer.scaling[adapter]
-    if safe:
-        _require_finite(merged, adapter)
-        if bias is not None:
-            _require_finite(bias, adapter)
+        require_finite(bias, adapter)
+    require_finite(merged, adapter)
     base.requantize(merged)
     if bias is not None:
         base.bias.data = bias.detach().to(base.bias.dtype)
@@ -60,9 +60,11 @@ def _unmerge(layer: Any, base: NF4Linear, adapter: str) -> None:
     base.require_unprepared()
     dense = base.dequantize()
     if adapter in layer.lora_variant:
-        base.requantize(layer.lora_variant[adapter].unmerge(layer, adapter, dense))
+        before = layer.lora_variant[adapter].unmerge(layer, adapter, dense)
     else:
-        base.requantize(dense - layer.get_delta_weight(adapter))
+        before = dense - layer.get_delta_weight(adapter)
+    require_finite(before, adapter)
+    base.requantize(before)
     if layer.lora_bias[adapter]:
         base.bias.data -= layer.lora_B[adapter].bias * layer.scaling[adapter]
 
@@ -76,17 +78,13 @@ def merge(
     @torch.no_grad()
     def merge(self: Any, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         base = self.get_base_layer()
-        if isinstance(base, Int4Linear):
-            raise InvalidArgument(
-                "an adapter is to be merged into an Int4Linear, whose codes were calibrated and "
-                "would only be rounded again; expected adapters that stay beside it"
-            )
+        require_mergeable(base)
         if not isinstance(base, NF4Linear):
             original(self, safe_merge=safe_merge, adapter_names=adapter_names)
             return
         for adapter in to_merge(self, adapter_names) or ():
             if adapter in self.lora_A:
-                _merge(self, base, adapter, safe_merge)
+                _merge(self, base, adapter)
                 self.merged_adapters.append(adapter)
 
     return merge

@@ -10,10 +10,13 @@ from typing import Any
 
 from nf4.torch import _replacing
 from nf4.torch._replacing import Replaced, found
-from nf4.torch.peft import layers, merging
+from nf4.torch.modules import Int4Linear, NF4Linear
+from nf4.torch.peft import counting, layers, merging
+from nf4.torch.peft.dense_weight import WeightOfLayer
 
 CHECKED = "0.18.0 to 0.21.2"  # the versions that were read
 LINEAR, LINEAR4BIT = "peft.tuners.lora.layer", "peft.tuners.lora.bnb"
+MODEL, MIXED_MODEL = "peft.peft_model", "peft.mixed_model"
 _INTEGRATIONS, _DEQUANTIZE = "peft.utils.integrations", "dequantize_module_weight"
 _TUNERS, _INJECT = "peft.tuners.tuners_utils", "_inject_parameters"
 # What the functions' sources begin with in SHA-256, by the module that has them.
@@ -28,6 +31,8 @@ KNOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "Linear4bit.merge": ("bd1ec4e49bdf039d",),
         "Linear4bit.unmerge": ("4cb203ee55edebd7",),
     },
+    MODEL: {"PeftModel.get_nb_trainable_parameters": ("0ac0ba5f0a3bc865",)},
+    MIXED_MODEL: {"PeftMixedModel.get_nb_trainable_parameters": ("e51800f0672cc812",)},
 }
 # Of target_parameters, all of which are replaced or none: by the module that has them.
 EXPERTS: Mapping[str, Mapping[str, str]] = {
@@ -50,7 +55,7 @@ def _maker(module: Any, name: str) -> Callable[[Any], Any]:
     if method == "merge":
         to_merge = module.check_adapters_to_merge
         return lambda original: merging.merge(original, to_merge)
-    return merging.unmerge
+    return merging.unmerge if method == "unmerge" else counting.counted
 
 
 def replace(module_name: str, replaced: list[Replaced], left_alone: list[str]) -> None:
@@ -95,6 +100,13 @@ def replace_experts(replaced: list[Replaced], left_alone: list[str]) -> None:
         owner = found(module, of_class)
         ours = make(found(module, name))
         replaced.append(Replaced.by(f"{module.__name__}.{name}", owner, ours))
+
+
+def replace_weights(replaced: list[Replaced]) -> None:
+    """The attribute `weight` of libnf4's layers, as PEFT's code sees it."""
+    for each in (NF4Linear, Int4Linear):
+        ours = WeightOfLayer(vars(each).get("weight"))
+        replaced.append(Replaced.by(f"nf4.torch.{each.__name__}.weight", each, ours))
 
 
 def replace_dequantize(replaced: list[Replaced], left_alone: list[str]) -> None:
