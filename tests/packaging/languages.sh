@@ -21,8 +21,9 @@ printed() { grep -q "$1" log || { cat log >&2 && return 1; }; }
 
 # cargo_package WORD: a Cargo.toml with the page's dependencies; the clone is this one.
 cargo_package() {
+  ln -sfn "$root" libnf4
   printf '[package]\nname = "app"\nedition = "2021"\n[workspace]\n' >Cargo.toml
-  block docs/rust.md toml "$1" | sed "s|\"libnf4/|\"$root/|" >>Cargo.toml
+  block docs/rust.md toml "$1" >>Cargo.toml
 }
 
 in_Rust() {
@@ -35,7 +36,7 @@ in_Rust() {
     echo 'println!("{} values", back.len()); Ok(()) }'
   } >src/main.rs
   cargo_package 'nf4" }'
-  block docs/rust.md toml 'nf4-sys =' | sed "s|\"libnf4/|\"$root/|" >>Cargo.toml
+  block docs/rust.md toml 'nf4-sys =' >>Cargo.toml
   block docs/rust.md rust DEP_NF4_LIB_DIR >build.rs
   commands docs/rust.md sh 'export NF4_LIB_DIR'
   printed '1048576 values'
