@@ -70,12 +70,12 @@ cc -std=c99 "$root/examples/c/host_dlopen.c" -I"$include" -ldl -lm -o by_dlopen
 passed 'C by its path and by dlopen'
 
 if have pkg-config; then
-  # README's C, in a clone, as it stands; then from another folder.
-  mkdir clone && ln -s "$root/examples" clone/
-  block README.md sh host_matmul.c | sed "s|/tmp/host_matmul|'$folder/clone/host_matmul'|" >clone/page.sh
-  (cd clone && PATH=$folder/bin:$PATH sh -e page.sh >/dev/null)
-  (cd / && "$folder/clone/host_matmul" >/dev/null)
-  ! readelf -d clone/host_matmul | grep -E '(RUNPATH|RPATH).*\[[^/]' || exit 1
+  # README's C as it stands; then from another folder.
+  mkdir first
+  block README.md c nf4_matmul_cpu >first/first.c
+  (cd first && block README.md sh first.c | PATH=$folder/bin:$PATH sh -e >/dev/null)
+  (cd / && "$folder/first/first" >/dev/null)
+  ! readelf -d first/first | grep -E '(RUNPATH|RPATH).*\[[^/]' || exit 1
   passed "README's C"
 else
   skipped "README's C" 'no pkg-config'
