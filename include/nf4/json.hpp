@@ -216,7 +216,7 @@ struct Json {
   }
   static bool is_utf8(std::string_view text) {
     for (size_t i = 0; i < text.size();) {
-      const unsigned char c = text[i++];
+      const auto c = static_cast<unsigned char>(text[i++]);
       if (c < 0x80) continue;
       const int more = c < 0xc2 ? 0 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : c < 0xf5 ? 3 : 0;
       uint32_t point = c & (0x3f >> more);

@@ -1,12 +1,11 @@
 // The processors that a container's quota allows, read from folders in place of /proc and /sys.
 #include <climits>
-#include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "cpu/parallel.hpp"
 #include "cpu/quota.hpp"
 #include "support/catch.hpp"
+#include "support/checkpoint_files.hpp"
 
 using namespace nf4;
 
@@ -15,24 +14,14 @@ namespace {
 // A machine's files, by their paths without the first slash.
 class Machine {
  public:
-  Machine() {
-    std::string path = (std::filesystem::temp_directory_path() / "nf4-quota-XXXXXX").string();
-    REQUIRE(mkdtemp(path.data()) != nullptr);
-    root_ = path;
+  void file(const std::string &path, const std::string &text) const {
+    fs::create_directories(fs::path(root_.path + "/" + path).parent_path());
+    root_.write(path, text + "\n");
   }
-  ~Machine() { std::filesystem::remove_all(root_); }
-  Machine(const Machine &) = delete;
-  Machine &operator=(const Machine &) = delete;
-
-  Machine &file(const std::string &path, const std::string &text) {
-    std::filesystem::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path) << text << '\n';
-    return *this;
-  }
-  int processors() const { return cpu::processors_of_quota(root_.c_str()); }
+  int processors() const { return cpu::processors_of_quota(root_.path.c_str()); }
 
  private:
-  std::filesystem::path root_;
+  Folder root_;
 };
 
 }  // namespace
