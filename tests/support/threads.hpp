@@ -13,7 +13,8 @@
 namespace nf4::test {
 
 constexpr int kThreadCounts[] = {1, 2, 3, 7, 300, 0};
-// Ends what would otherwise wait forever; no machine is so slow that it meets it (tests/python/limits.py).
+// Ends what would otherwise wait forever; no machine is so slow that it meets it
+// (tests/python/limits.py).
 constexpr std::chrono::seconds kHang{3600};
 
 // Whether so many threads run at the same time: each waits for the others.
