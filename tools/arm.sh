@@ -24,7 +24,7 @@ build_arm() {
   [ -n "$catch2" ] || skip 'pip could not install Catch2, and that of the system is not for 64-bit Arm'
   [ -e "$BUILD_ARM/build.ninja" ] || cross=(--cross-file packaging/aarch64.ini)
   configure "$BUILD_ARM" "${cross[@]}" -Dcuda=disabled -Dtests=enabled -Doptimization=1 \
-    -Dpython_extension=disabled "-Dcatch2_include=$catch2"
+    "-Dcatch2_include=$catch2"
   meson compile -C "$BUILD_ARM" "$1"
 }
 

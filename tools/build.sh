@@ -23,16 +23,17 @@ prepare() {
     die 'a C++17 compiler is needed; on Debian and Ubuntu: apt install g++'
   virtual_environment
   install_lists 'the build tools' requires
-  local options=("$@")
+  local options=()
+  [ -e "$BUILD/build.ninja" ] || options=(-Dpython_extension=auto)
   if wants_cuda "$@"; then
     cuda_compiler
     if [ -z "$HAVE_CUDA" ]; then
       say "no nvcc, and no wheels with one for $(uname -m): this build has no GPU backend." \
         'With an nvcc on PATH, ./dev build -Dcuda=enabled adds it'
-      options=(-Dcuda=disabled "$@")
+      options+=(-Dcuda=disabled)
     fi
   fi
-  configure "$BUILD" "${options[@]}" >&2
+  configure "$BUILD" "${options[@]}" "$@" >&2
 }
 
 # build OPTIONS: everything that compiles, and all of it as it is to run.
@@ -87,10 +88,8 @@ quick_kernels() { [[ $("${CUDACXX:-nvcc}" --help 2>&1) != *--Ofast-compile* ]] |
 
 # The library alone: it needs no Catch2.
 build_library() {
-  local tests=()
-  [ -e "$BUILD/build.ninja" ] || tests=(-Dtests=disabled)
   choose_kernels
-  prepare "${tests[@]}" "${KERNELS[@]}"
+  prepare "${KERNELS[@]}"
   compile nf4:shared_library
 }
 

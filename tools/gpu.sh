@@ -11,10 +11,10 @@ build_gpu() {
   local catch2 problem format=-DNF4_TEST_FORMAT=1000
   build -Dgpu_archs=all
   catch2=$(catch2_include)
-  configure "$BUILD_PTX" -Dgpu_archs=75-ptx,80-ptx "-Dcpp_args=$format" "-Dcuda_args=$format" \
+  configure "$BUILD_PTX" -Dtests=enabled -Dgpu_archs=75-ptx,80-ptx "-Dcpp_args=$format" "-Dcuda_args=$format" \
     "-Dcatch2_include=$catch2" >&2
   meson compile -C "$BUILD_PTX" check_cuda >&2
-  configure "$BUILD_RACE" -Dgpu_archs=75,80,90,100,120 "-Dcpp_args=$format" \
+  configure "$BUILD_RACE" -Dtests=enabled -Dgpu_archs=75,80,90,100,120 "-Dcpp_args=$format" \
     "-Dcuda_args=$format -DNF4_RACECHECK" "-Dcatch2_include=$catch2" >&2
   meson compile -C "$BUILD_RACE" check_cuda >&2
   build_families

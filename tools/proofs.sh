@@ -73,7 +73,7 @@ tsan() {
   virtual_environment
   install_lists 'the build tools' requires
   catch2=$(catch2_include)
-  configure "$BUILD_TSAN" -Dcuda=disabled -Dpython_extension=disabled -Dbuildtype=debugoptimized \
+  configure "$BUILD_TSAN" -Dcuda=disabled -Dtests=enabled -Dbuildtype=debugoptimized \
     -Doptimization=1 -Db_sanitize=thread -Db_lundef=false -Dcpp_args=-g1 "-Dcatch2_include=$catch2" >&2
   meson compile -C "$BUILD_TSAN" check >&2
   # Its exit status is their number.

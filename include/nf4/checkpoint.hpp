@@ -5,11 +5,12 @@
 //   const nf4::Checkpoint checkpoint("model/");
 //   const nf4_tensor weight = checkpoint.nf4_weight("model.layers.0.mlp.up_proj.weight");
 //
-// LIFETIMES  Pointers, those of descriptors too, are to mapped files, or to copies that the
-//            Checkpoint has: of g_idx, and of what is not aligned in its file as nf4.h asks for,
-//            which packed bytes of NF4 and FP4 always are. They are only to be read, and valid as
-//            long as the Checkpoint. Nobody may change the files meanwhile: what has been checked
-//            is not checked again, and reading what was cut off a file raises SIGBUS.
+// LIFETIMES  Pointers, those of descriptors too, are to mapped files (with FileAccess::kRead, to
+//            memory that the files were read into) or to copies that the Checkpoint has: of g_idx,
+//            and of what is not aligned in its file as nf4.h asks for, which packed bytes of NF4
+//            and FP4 always are. They are only to be read, and valid as long as the Checkpoint.
+//            Nobody may change mapped files meanwhile: what has been checked is not checked again,
+//            and reading what was cut off a file raises SIGBUS.
 // ERRORS     What is wrong is thrown as an nf4::Error that names the file, the tensor or both;
 //            std::bad_alloc where memory is short.
 // THREADS    Const functions may be called from any number of threads at once.
@@ -33,12 +34,13 @@ inline namespace NF4_INLINE_NAMESPACE {
 
 class Checkpoint {
  public:
-  // Maps a safetensors file, or those of a folder or of an index: CheckpointFiles says which.
+  // Opens a safetensors file, or those of a folder or of an index: CheckpointFiles says which.
   // Throws where there is none, or one that cannot be read or breaks the format, for a tensor that
   // is in two files or not in that of the index, and for a config.json that is no JSON object.
-  explicit Checkpoint(const std::string &path) : path_(path) {
+  explicit Checkpoint(const std::string &path, FileAccess file_access = FileAccess::kMap)
+      : path_(path) {
     const CheckpointFiles found(path);
-    for (const std::string &file : found.paths) map(file);
+    for (const std::string &file : found.paths) open(file, file_access);
     for (const Json &each : found.weight_map.members) {
       const std::string file = found.folder + "/" + each.text("");
       require(has(each.name) && tensors_.at(each.name).name == file + ": " + each.name, found.index,
@@ -82,7 +84,7 @@ class Checkpoint {
     require(is_half || is_float || found.dtype == "BF16", found.name, " is ", found.dtype,
             "; F32, BF16 and F16 are read");
     const size_t bytes = is_float ? 4 : 2;
-    std::vector<T> values(found.bytes / bytes);
+    std::vector<T> values(static_cast<size_t>(found.bytes) / bytes);
     for (size_t i = 0; i < values.size(); ++i) {
       uint32_t bits = 0;
       std::memcpy(&bits, found.data + i * bytes, bytes);
@@ -239,7 +241,8 @@ class Checkpoint {
     if (!weight.g_idx) return weight;
     nf4_int4_tensor to = weight;
     to.g_idx = nullptr;
-    std::vector<uint32_t> packed((sizes_of(weight).packed_bytes + 3) / 4), order(weight.cols);
+    std::vector<uint32_t> packed(static_cast<size_t>(sizes_of(weight).packed_bytes + 3) / 4);
+    std::vector<uint32_t> order(static_cast<size_t>(weight.cols));
     to.packed = packed.data();
     to.permutation = reinterpret_cast<int32_t *>(order.data());
     check(nf4_int4_reorder_cpu(&weight, &to, threads));
@@ -251,8 +254,8 @@ class Checkpoint {
  private:
   static constexpr const char *kNf4 = ".quant_state.bitsandbytes__nf4",
                               *kFp4 = ".quant_state.bitsandbytes__fp4";
-  void map(const std::string &path) {
-    SafetensorsFile file(path);
+  void open(const std::string &path, FileAccess file_access) {
+    SafetensorsFile file(path, file_access);
     tensors_.merge(file.tensors);
     for (const auto &[name, twice] : file.tensors)
       require(false, twice.name, " is in two files, also in ", tensors_.at(name).name);
@@ -292,7 +295,7 @@ class Checkpoint {
     int64_t sizes[2];
     int32_t narrow[2];
     std::memcpy(found.dtype == "I64" ? static_cast<void *>(sizes) : narrow, found.data,
-                found.bytes);
+                static_cast<size_t>(found.bytes));
     if (found.dtype == "I32") std::copy(narrow, narrow + 2, sizes);
     weight.rows = sizes[0];
     weight.cols = sizes[1];
@@ -320,26 +323,27 @@ class Checkpoint {
             dtype);
     require(found.bytes == bytes, found.name, " has ", found.bytes, " bytes; expected ", bytes);
     const bool is_aligned = reinterpret_cast<uintptr_t>(found.data) % alignof(T) == 0;
-    if (!is_aligned) return keep<T>(name, found.data, bytes / sizeof(T));
+    if (!is_aligned) return keep<T>(name, found.data, static_cast<size_t>(bytes) / sizeof(T));
     return reinterpret_cast<T *>(const_cast<uint8_t *>(found.data));
   }
   // g_idx, checked, since nf4.h does not, as a copy; NULL where columns are in order.
   const int32_t *groups_of(const std::string &name, int64_t cols, int64_t groups) const {
     const StoredTensor &stored = tensor(name, {cols});
     require(stored.dtype == "I32", stored.name, " is ", stored.dtype, "; expected I32");
-    std::vector<int32_t> found(cols);
-    std::memcpy(found.data(), stored.data, stored.bytes);
-    std::vector<int64_t> columns(groups);
+    std::vector<int32_t> found(static_cast<size_t>(cols));
+    std::memcpy(found.data(), stored.data, static_cast<size_t>(stored.bytes));
+    std::vector<int64_t> columns(static_cast<size_t>(groups));
     bool in_order = true;
-    for (int64_t k = 0; k < cols; ++k) {
-      require(0 <= found[k] && found[k] < groups, stored.name, ": column ", k, " is of group ",
-              found[k], "; there are ", groups);
-      ++columns[found[k]];
-      in_order &= found[k] == k / (cols / groups);
+    int64_t k = 0;
+    for (const int32_t group : found) {
+      require(0 <= group && group < groups, stored.name, ": column ", k, " is of group ", group,
+              "; there are ", groups);
+      ++columns[static_cast<size_t>(group)];
+      in_order &= group == k++ / (cols / groups);
     }
     const auto same = std::count(columns.begin(), columns.end(), cols / groups);
     require(same == groups, stored.name, ": groups are not of one size");
-    return in_order ? nullptr : keep<int32_t>(name, found.data(), cols);
+    return in_order ? nullptr : keep<int32_t>(name, found.data(), found.size());
   }
   // A copy for as long as the Checkpoint; the same for the same name.
   template <class T>

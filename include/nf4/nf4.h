@@ -222,7 +222,8 @@ NF4_API nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_d
                                       nf4_stream stream);
 
 /* The same on host memory. threads: the most to use, >= 1; 0 means one for each
- * processor that the process may run on. */
+ * processor that the process may run on, or fewer where its container has a quota of
+ * processor time (cgroup), which is read at the first such call. */
 NF4_API nf4_status nf4_dequant_cpu(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                                    int32_t threads);
 

@@ -1,8 +1,8 @@
-// Safetensors files, mapped and checked, and which ones a folder's checkpoint has: what
+// Safetensors files, mapped or read, and checked, and which ones a folder's checkpoint has: what
 // checkpoint.hpp reads. A header alone, in C++17, on POSIX and the standard library.
 //
-// LIFETIMES  Tensors point into a mapped file: only to be read, and valid as long as what mapped
-//            it. Nobody may change the file meanwhile; reading what was cut off raises SIGBUS.
+// LIFETIMES  Tensors are only to be read, and valid as long as what opened their file. Nobody may
+//            change a mapped file meanwhile; reading what was cut off raises SIGBUS.
 // ERRORS     As in json.hpp; those of a file name it.
 #ifndef NF4_SAFETENSORS_HPP
 #define NF4_SAFETENSORS_HPP
@@ -24,6 +24,11 @@
 
 namespace nf4 {
 inline namespace NF4_INLINE_NAMESPACE {
+
+// How a file's tensors come into memory. Mapped, they are read from the file when they are used,
+// and processes share them. Read, they take memory of their own from the start; that is faster on
+// file systems over a network (Lustre, NFS), and later changes of the file do not matter.
+enum class FileAccess { kMap, kRead };
 
 // A tensor of a file.
 struct StoredTensor {
@@ -50,6 +55,12 @@ inline int64_t product_of_sizes(Shape shape, int64_t first) {
   return is_empty && all > 0 ? 0 : all;
 }
 
+struct Unmap {
+  size_t bytes;
+  void operator()(void *memory) const { munmap(memory, bytes); }
+};
+using Memory = std::unique_ptr<void, Unmap>;
+
 // A regular file, open to be read.
 class RegularFile {
  public:
@@ -65,22 +76,33 @@ class RegularFile {
   std::string read(size_t limit) const {
     require(bytes_ <= limit, path_, ": it is larger than ", limit, " bytes");
     std::string text(bytes_, '\0');
-    for (size_t done = 0; done < text.size();) {
-      const ssize_t count = ::read(fd_.value, &text[done], text.size() - done);
-      require(count >= 0, path_, ": cannot be read: ", std::strerror(errno));
-      if (count == 0) text.resize(done);
-      done += count;
-    }
+    read_into(text.data());
     return text;
   }
-  void *map() const {
-    if (bytes_ == 0) return nullptr;
-    void *const memory = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, fd_.value, 0);
+  // All of its bytes: mapped, or read into memory.
+  Memory contents(FileAccess access) const {
+    if (bytes_ == 0) return {nullptr, Unmap{0}};
+    const bool maps = access == FileAccess::kMap;
+    void *const memory =
+        mmap(nullptr, bytes_, maps ? PROT_READ : PROT_READ | PROT_WRITE,
+             maps ? MAP_PRIVATE : MAP_PRIVATE | MAP_ANONYMOUS, maps ? fd_.value : -1, 0);
     require(memory != MAP_FAILED, path_, ": cannot be mapped: ", std::strerror(errno));
-    return memory;
+    Memory contents(memory, Unmap{bytes_});
+    if (!maps) read_into(static_cast<char *>(memory));
+    return contents;
   }
 
  private:
+  void read_into(char *memory) const {
+    for (size_t done = 0; done < bytes_;) {
+      const ssize_t count = ::read(fd_.value, memory + done, bytes_ - done);
+      if (count < 0 && errno == EINTR) continue;
+      require(count >= 0, path_, ": cannot be read: ", std::strerror(errno));
+      require(count > 0, path_, ": it became shorter while it was read");
+      done += static_cast<size_t>(count);
+    }
+  }
+
   struct Descriptor {
     int value;
     ~Descriptor() {
@@ -114,9 +136,9 @@ class SafetensorsFile {
  public:
   std::map<std::string, StoredTensor> tensors;
 
-  explicit SafetensorsFile(const std::string &path) {
+  explicit SafetensorsFile(const std::string &path, FileAccess access = FileAccess::kMap) {
     const detail::RegularFile file(path);
-    memory_ = {file.map(), Unmap{file.bytes()}};
+    memory_ = file.contents(access);
     const auto *bytes = static_cast<const uint8_t *>(memory_.get());
     // 8 bytes: the size of the header, which is JSON: tensors by name. Then their data.
     uint64_t header = UINT64_MAX;
@@ -140,11 +162,6 @@ class SafetensorsFile {
   }
 
  private:
-  struct Unmap {
-    size_t bytes;
-    void operator()(void *memory) const { munmap(memory, bytes); }
-  };
-
   static void check_metadata(const Json &entry) {
     const auto is_string = [](const Json &each) { return each.word[0] == '"'; };
     require(entry.word == "null" ||
@@ -184,7 +201,7 @@ class SafetensorsFile {
             data_bytes_);
   }
 
-  std::unique_ptr<void, Unmap> memory_{nullptr, Unmap{0}};
+  detail::Memory memory_{nullptr, detail::Unmap{0}};
   const uint8_t *data_ = nullptr;
   int64_t data_bytes_ = 0;
 };

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <thread>
 
+#include "cpu/quota.hpp"
 #include "cpu/workers.hpp"
 
 namespace nf4::cpu {
@@ -60,9 +61,17 @@ class Range {
 }  // namespace
 
 int available_processors() {
+  // Read once, as that takes longer than a small call.
+  static std::atomic<int> kept_quota{0};
+  int quota = kept_quota.load(std::memory_order_relaxed);
+  if (quota == 0) {
+    quota = processors_of_quota("");
+    kept_quota.store(quota, std::memory_order_relaxed);
+  }
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
+  const bool known = sched_getaffinity(0, sizeof set, &set) == 0;
+  const int processors = known ? CPU_COUNT(&set) : std::thread::hardware_concurrency();
+  return std::max(1, std::min(processors, quota));
 }
 
 void detail::run_chunks(int64_t count, int64_t per_thread, int threads, Chunk chunk,

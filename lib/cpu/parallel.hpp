@@ -6,7 +6,7 @@
 namespace nf4::cpu {
 
 // Calls body(begin, end) on chunks that cover [0, count) once, in any order, on at most `threads`
-// threads (0: one for each processor the process may run on), the calling one included, and on no
+// threads (0: available_processors()), the calling one included, and on no
 // more than one for each `per_thread` of the range. Chunks become smaller towards the end, and a
 // thread takes the next one when it is done with its last, so that one that starts late or is
 // interrupted holds up little.
@@ -16,6 +16,7 @@ namespace nf4::cpu {
 template <class Body>
 void parallel_for(int64_t count, int64_t per_thread, int threads, const Body &body);
 
+// Those that the process may run on, or fewer where a quota of processor time is smaller.
 int available_processors();
 // Those that parallel_for() is to use: the number given, or one for each processor.
 inline int threads_of(int threads) { return threads > 0 ? threads : available_processors(); }

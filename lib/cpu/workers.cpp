@@ -28,6 +28,13 @@
 #include <thread>
 #include <type_traits>
 
+// ThreadSanitizer's, where the program has it: it does not see the order that the library's own
+// atomics make, as the library is not compiled for it.
+extern "C" {
+[[gnu::weak]] void __tsan_acquire(void *);
+[[gnu::weak]] void __tsan_release(void *);
+}
+
 namespace nf4::cpu {
 namespace {
 
@@ -109,6 +116,7 @@ class Slot {
     work_ = work;
     context_ = context;
     number_ = number;
+    release();
     if (state_.exchange(kSubmitted) == kAsleep) wake();
   }
 
@@ -118,12 +126,17 @@ class Slot {
     return state_.compare_exchange_strong(submitted, kIdle);
   }
 
-  bool working() const { return state_.load(std::memory_order_acquire) == kWorking; }
+  bool working() {
+    if (state_.load(std::memory_order_acquire) == kWorking) return true;
+    acquire();
+    return false;
+  }
 
   void wait() {
     State working = kWorking;
-    if (!state_.compare_exchange_strong(working, kAwaited)) return;
-    while (state_.load(std::memory_order_acquire) == kAwaited) sleep(kAwaited);
+    if (state_.compare_exchange_strong(working, kAwaited))
+      while (state_.load(std::memory_order_acquire) == kAwaited) sleep(kAwaited);
+    acquire();
   }
 
   void join() {
@@ -138,7 +151,9 @@ class Slot {
   static void *run(void *opaque) {
     Slot &slot = *static_cast<Slot *>(opaque);
     while (slot.next()) {
+      slot.acquire();
       slot.work_(slot.context_, slot.number_);
+      slot.release();
       if (slot.state_.exchange(kIdle) == kAwaited) slot.wake();
     }
     return nullptr;
@@ -166,6 +181,13 @@ class Slot {
     syscall(SYS_futex, &state_, FUTEX_WAIT_PRIVATE, state, nullptr, nullptr, 0);
   }
   void wake() { syscall(SYS_futex, &state_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
+
+  void acquire() {
+    if (__tsan_acquire) __tsan_acquire(this);
+  }
+  void release() {
+    if (__tsan_release) __tsan_release(this);
+  }
 
   std::atomic<State> state_{kIdle};
   bool started_ = false;

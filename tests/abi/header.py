@@ -10,6 +10,7 @@ from nf4_header import read_header
 from tap import Tap
 
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
+CONVERSIONS = ["-Wconversion", "-Wsign-conversion"]
 C_STANDARDS = ["c99", "c11", "c17"]
 CPP_STANDARDS = ["c++11", "c++14", "c++17", "c++20"]
 
@@ -31,13 +32,13 @@ def main() -> None:
         flags = ["-xc", f"-std={standard}", include, *STRICT, "-Wstrict-prototypes"]
         tap.check(f"nf4.h as {standard}", complaint(options.cc, flags, source))
     for standard in CPP_STANDARDS:
-        flags = ["-xc++", f"-std={standard}", include, *STRICT]
+        flags = ["-xc++", f"-std={standard}", include, *STRICT, *CONVERSIONS]
         tap.check(f"nf4.h as {standard}", complaint(options.cxx, flags, source))
 
     for path in sorted(options.header.parent.glob("*.hpp")):
         source = f"#include <nf4/{path.name}>\n" * 2
         for standard in ("c++17", "c++20"):
-            flags = ["-xc++", f"-std={standard}", include, *STRICT, "-Wshadow"]
+            flags = ["-xc++", f"-std={standard}", include, *STRICT, *CONVERSIONS, "-Wshadow"]
             tap.check(f"{path.name} as {standard}", complaint(options.cxx, flags, source))
 
     tap.equal(

@@ -300,6 +300,26 @@ TEST_CASE("where the parts of descriptors are", "[checkpoint]") {
   }
 }
 
+TEST_CASE("files that are read into memory", "[checkpoint]") {
+  const Folder folder;
+  const auto write = [&](const char *data) {
+    folder.write("model.safetensors", file_of({{"x", "U8", "4", data}}));
+  };
+  const auto bytes_in = [](const nf4::Checkpoint &checkpoint) {
+    const nf4::StoredTensor &x = checkpoint.tensor("x", {4});
+    return std::string(reinterpret_cast<const char *>(x.data), 4);
+  };
+  write("abcd");
+  const nf4::Checkpoint mapped(folder.path);
+  const nf4::Checkpoint read(folder.path, nf4::FileAccess::kRead);
+  CHECK((bytes_in(mapped) == "abcd" && bytes_in(read) == "abcd"));
+  write("efgh");
+  CHECK((bytes_in(mapped) == "efgh" && bytes_in(read) == "abcd"));
+  folder.write("model.safetensors", "");
+  has(error_of([&] { nf4::Checkpoint empty(folder.path, nf4::FileAccess::kRead); }),
+      "shorter than its header says");
+}
+
 TEST_CASE("descriptors of no shape that is given", "[checkpoint]") {
   const Folder folder;
   std::vector<Tensor> tensors = flat(

@@ -91,7 +91,7 @@ TEST_CASE("a thread that is late delays its own chunk alone", "[threads]") {
   std::atomic<int64_t> done{0};
   std::atomic<bool> in_time{true};
   cpu::parallel_for(kCount, 1, 2, [&](int64_t begin, int64_t end) {
-    const auto deadline = std::chrono::steady_clock::now() + kDeadline;
+    const auto deadline = std::chrono::steady_clock::now() + kHang;
     while (begin == 0 && done < kCount - end && in_time) {
       in_time = std::chrono::steady_clock::now() < deadline;
       std::this_thread::yield();

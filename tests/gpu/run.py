@@ -75,7 +75,7 @@ SANITIZER_STEPS = {
 SANITIZER_SHAPES = "3"
 CHALLENGE_ITERATIONS = 200
 SKIPPED_STATUS = 77
-STEP_SECONDS = 900  # a step that takes longer hangs
+STEP_SECONDS = 3600  # a step that takes longer hangs
 # Steps side by side on a GPU, besides one of racecheck, and files of tests in a step: most of their
 # time is a processor's, but a GPU serves many programs slowly, and where a test has an input come
 # late the host must launch within a millisecond.

@@ -19,10 +19,17 @@ commands() { block "$@" | sh -e >log 2>&1 || { cat log >&2 && return 1; }; }
 # printed PATTERN: in what the last commands printed, which is shown otherwise.
 printed() { grep -q "$1" log || { cat log >&2 && return 1; }; }
 
-# cargo_package WORD: a Cargo.toml with the page's dependencies; the clone is this one.
+# toml WORD: the page's block, with this clone's path; quoted, it may have any characters.
+toml() {
+  local text
+  text=$(block docs/rust.md toml "$1")
+  printf '%s\n' "${text//libnf4\/bindings/"$root"/bindings}"
+}
+
+# cargo_package WORD: a Cargo.toml with the page's dependencies.
 cargo_package() {
   printf '[package]\nname = "app"\nedition = "2021"\n[workspace]\n' >Cargo.toml
-  block docs/rust.md toml "$1" | sed "s|\"libnf4/|\"$root/|" >>Cargo.toml
+  toml "$1" >>Cargo.toml
 }
 
 in_Rust() {
@@ -35,7 +42,7 @@ in_Rust() {
     echo 'println!("{} values", back.len()); Ok(()) }'
   } >src/main.rs
   cargo_package 'nf4" }'
-  block docs/rust.md toml 'nf4-sys =' | sed "s|\"libnf4/|\"$root/|" >>Cargo.toml
+  toml 'nf4-sys =' >>Cargo.toml
   block docs/rust.md rust DEP_NF4_LIB_DIR >build.rs
   commands docs/rust.md sh 'export NF4_LIB_DIR'
   printed '1048576 values'

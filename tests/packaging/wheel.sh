@@ -57,7 +57,7 @@ env PATH="$PWD/bin" NF4_BITSANDBYTES=0 python start.py
 env PATH="$PWD/bin" nf4 --version
 env PATH="$PWD/bin" nf4 inspect model.safetensors >/dev/null
 env PATH="$PWD/bin" nf4 doctor >doctor.txt
-grep -q "$PWD/lib/.*/nf4/lib/libnf4.so.0" doctor.txt
+grep -qF "$PWD/$installed/nf4/lib/libnf4.so.0" doctor.txt
 passed 'Python and the command line, without a compiler'
 
 include=$(bin/python -c 'import nf4; print(nf4.get_include())')
@@ -69,11 +69,24 @@ cc -std=c99 "$root/examples/c/host_dlopen.c" -I"$include" -ldl -lm -o by_dlopen
 ./by_dlopen "$library" >/dev/null
 passed 'C by its path and by dlopen'
 
+if have pkg-config; then
+  # README's C as it stands; then from another folder.
+  mkdir first
+  block README.md c nf4_matmul_cpu >first/first.c
+  (cd first && block README.md sh first.c | PATH=$folder/bin:$PATH sh -e >/dev/null)
+  (cd / && "$folder/first/first" >/dev/null)
+  ! readelf -d first/first | grep -E '(RUNPATH|RPATH).*\[[^/]' || exit 1
+  passed "README's C"
+else
+  skipped "README's C" 'no pkg-config'
+fi
+
 mkdir app
 cd app
 cp "$example" app.c
 block docs/building.md cmake find_package >CMakeLists.txt
-block docs/building.md sh 'prefix=' >page.sh
+for word in 'prefix=' '"cc app.c'; do block docs/building.md sh "$word"; done >page.sh
+echo 'cmake --build build' >>page.sh
 # page PATTERN: the page's commands, but for those that match.
 page() { grep -v "$1" page.sh | PATH=$folder/bin:$PATH sh -e >/dev/null; }
 if have pkg-config; then
@@ -84,7 +97,7 @@ else
   skipped 'C by pkg-config' 'no pkg-config'
 fi
 if have cmake; then
-  page '^cc '
+  page '^eval '
   build/app >/dev/null
   passed 'C by CMake'
 else

@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import nf4
 import numpy as np
+from limits import HANG
 
 # For the programs that the tests start: they must find the package that is tested.
 _PACKAGE = str(Path(nf4.__file__).parents[1])
@@ -124,7 +125,7 @@ def command(*arguments: object) -> list[str]:
 
 def run_cli(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=300, check=False, **options
+        command(*arguments), capture_output=True, text=True, timeout=HANG, check=False, **options
     )
 
 

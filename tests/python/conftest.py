@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,12 @@ if importlib.util.find_spec("nf4") is None:
 # Beside the package of a checkout, the extension module is where Meson put it.
 if importlib.util.find_spec("_nf4_fast") is None:
     sys.path.append(str(ROOT / "build" / "bindings" / "python"))
+
+# A machine may be slow: no example has a deadline, nor has the making of one.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 # Background jobs and nohup start with these ignored, and what a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,6 +70,14 @@ def compile_c(source: Path, output: Path, *arguments: str) -> Path:
         check=True,
     )
     return output
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """A folder whose path has spaces and the names of packages, as a user's may."""
+    folder = tmp_path / "nf4 torch and bitsandbytes"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture

@@ -73,8 +73,11 @@ fn link_folder(folder: &Path) {
     println!("cargo:rerun-if-changed={}", library.display());
     println!("cargo:rustc-link-search=native={}", search.display());
     println!("cargo:rustc-link-lib=dylib=nf4");
-    // For the rpath of programs that start without cargo: DEP_NF4_LIB_DIR.
-    println!("cargo:lib_dir={}", folder.display());
+    // For the rpath of programs that start without cargo: DEP_NF4_LIB_DIR. A relative rpath would begin where the program is
+    // started.
+    let absolute = std::path::absolute(folder)
+        .unwrap_or_else(|error| fail(&format!("NF4_LIB_DIR is {}: {error}.", folder.display())));
+    println!("cargo:lib_dir={}", absolute.display());
 }
 
 /// Makes links to the library in `search`, under the names of all its versions. Cargo
@@ -128,7 +131,6 @@ fn link_vendored() {
     meson(
         Command::new("meson")
             .args(["setup", "--libdir=lib", "-Ddefault_library=static"])
-            .args(["-Dtests=disabled", "-Dpython_extension=disabled"])
             .arg(format!("--prefix={}", prefix.display()))
             .args(options.split_whitespace())
             .arg(&build)

@@ -124,8 +124,8 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
         "groups of 128, CUDA graphs. M is the rows of x. The roofline is a kernel that moves the "
         "same bytes and does nothing else, the fastest of some; dense is torch.nn.Linear (cuBLAS), "
         "of experts grouped_mm, in bf16; Humming is a library of W4A16 kernels (4-bit weights, "
-        "16-bit activations). Under bitsandbytes, dense and Humming: their time over libnf4's, for "
-        "quantize in eager calls.",
+        "16-bit activations). The last three columns are the other library's time divided by "
+        "libnf4's; above 1x, libnf4 is faster. Quantize is timed in eager calls.",
         README.markdown(found),
         " ".join(last),
     ])  # fmt: skip
@@ -208,7 +208,7 @@ def _matmul_document(matmul: Row, older: list[str]) -> list[str]:
         "## Matmul",
         *older,
         matmul_method(matmul),
-        f"![{MATMUL_PLOT}](matmul.svg)",
+        f"![{MATMUL_PLOT}](matmul_by_weight.svg)",
         f"### Up to {matmul_cases.MANY - 1} rows of x",
         _products(matmul, many=False),
         f"### {matmul_cases.MANY} rows of x and more",

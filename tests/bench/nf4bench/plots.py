@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nf4bench import experts_cases
 from nf4bench.table import Row, grouped, shape
@@ -20,14 +20,23 @@ from nf4bench.tables import NAMES
 FORMATS = ("svg", "png")
 STYLE = {
     "svg.hashsalt": "libnf4", "svg.fonttype": "none", "font.family": "DejaVu Sans",
-    "font.size": 9, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3,
+    "font.size": 10, "axes.titlesize": 10, "figure.titlesize": 11,
+    "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3,
     "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
 }  # fmt: skip
 MARKERS = {"bf16": "o", "fp16": "s", "fp32": "^"}
 COLOURS = {"plain": "#0072b2", "pdl": "#d55e00"}
+# With programmatic dependent launch a kernel starts while the one before it ends.
+LAUNCHES = {"plain": "", "pdl": ", early start (PDL)"}
+LABELS = NAMES | {
+    "dense": "unquantized weight (cuBLAS)",
+    "humming": "Humming (4-bit library)",
+    "tinygemm": "torch's int4 matmul",
+}
+WIDTH, HEIGHT = 5, 3.4  # inches of a panel: so narrow that a telephone shows letters of 11 pixels
 ROOFLINES = {
-    "roofline": ("the same bytes", "#333333"), "read": ("reads alone", "#009e73"),
-    "write": ("writes alone", "#cc79a7"),
+    "roofline": ("limit: the same bytes", "#333333"), "read": ("limit: reads alone", "#009e73"),
+    "write": ("limit: writes alone", "#cc79a7"),
 }  # fmt: skip
 PEERS = {
     "bitsandbytes": "#cc79a7", "dense": "#009e73", "humming": "#56b4e9", "tinygemm": "#e69f00",
@@ -72,11 +81,10 @@ def speedup(axes: Any, bench: Row) -> None:
     for index, name in enumerate(names):
         found = [(at, row["peers"][name]) for at, row in enumerate(rows) if name in row["peers"]]
         where = [at + (index - (len(names) - 1) / 2) * width for at, _ in found]
-        axes.bar(where, [peer["ratio"] for _, peer in found], width, label=NAMES[name])
+        axes.bar(where, [peer["ratio"] for _, peer in found], width, label=LABELS[name])
     axes.axhline(1, color=DARK, linewidth=1)
     axes.set_xticks(range(len(rows)), [shape(row) for row in rows], rotation=45)
-    title = "Dequantize to bf16, nested, plain launches: speed-up over each peer"
-    axes.set(ylabel="time over libnf4's", title=title)
+    axes.set(ylabel="time over libnf4's (1: as fast)", xlabel="weight")
 
 
 def of_roofline(axes: Any, bench: Row) -> None:
@@ -86,12 +94,9 @@ def of_roofline(axes: Any, bench: Row) -> None:
         x = [_area(row) * (4 if dtype == "fp32" else 2) / 1e6 for row in rows]
         y = [100 * row["of_roofline"] for row in rows]
         if rows:
-            how = "PDL" if launch == "pdl" else "plain"
-            _points(axes, x, y, dtype, launch, f"{dtype}, {how}")
+            _points(axes, x, y, dtype, launch, f"{dtype}{LAUNCHES[launch]}")
     axes.axhline(100, color=DARK, linewidth=1)
-    percent = "percent of the bandwidth roofline"
-    title = f"Dequantize, nested: {percent}"
-    axes.set(xscale="log", xlabel="output, MB", ylabel=percent, title=title)
+    axes.set(xscale="log", xlabel="output, MB", ylabel="% of the limit (higher is better)")
 
 
 def roofline(axes: Any, bench: Row) -> None:
@@ -106,9 +111,8 @@ def roofline(axes: Any, bench: Row) -> None:
         some = [row for row in rows if row["dtype"] == dtype]
         x, y = [row["bytes"] / 1e6 for row in some], [row["gb_per_s"] for row in some]
         _points(axes, x, y, dtype, "plain", f"libnf4, {dtype}")
-    axes.set(xscale="log", xlabel="bytes moved, MB", ylabel="GB/s")
+    axes.set(xscale="log", xlabel="bytes moved, MB", ylabel="GB/s (higher is better)")
     axes.set_ylim(bottom=0)
-    axes.set_title("Dequantize, nested, plain launches: memory speed by size")
 
 
 # ---- Matmul -----------------------------------------------------------------------------
@@ -125,33 +129,44 @@ def _lines(rows: Sequence[Row], peers: Iterable[str]) -> Iterable[tuple[str, str
     by_launch = grouped(rows, lambda row: row["launch"])
     for launch, colour in COLOURS.items():
         points = [(row["m"], row["us"]) for row in by_launch.get(launch, ())]
-        yield f"libnf4{', PDL' if launch == 'pdl' else ''}", colour, "o-", points
+        yield f"libnf4{LAUNCHES[launch]}", colour, "o-", points
     plain = by_launch.get("plain", [])
     for name in peers:
         points = [(row["m"], row["peers"][name]["us"]) for row in plain if name in row["peers"]]
-        yield NAMES[name], PEERS[name], ".-", points
+        yield LABELS[name], PEERS[name], ".-", points
     read = [(row["m"], row["roofline"]["us"]) for row in plain]
-    yield "reading the weight once", DARK, "--", read
+    yield "limit: read the weight once", DARK, "--", read
 
 
-def _logarithmic(axes: Any, x: str, title: str) -> None:
+def _draw(axes: Any, lines: Iterable[tuple[str, str, str, list]]) -> None:
+    for label, colour, style, points in lines:
+        if points:
+            x, y = zip(*points, strict=True)
+            axes.plot(x, y, style, color=colour, label=label, linewidth=1, markersize=4)
+
+
+def _logarithmic(axes: Any, x: str, title: str = "") -> None:
     axes.set_xscale("log", base=2)
     ticks = [2**power for power in range(0, 13, 2)]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set(yscale="log", xlabel=x, ylabel="µs", title=title)
+    axes.set(yscale="log", xlabel=x, ylabel="µs (lower is better)", title=title)
+    axes.yaxis.set_major_formatter("{x:g}")
+
+
+def overview(axes: Any, matmul: Row) -> None:
+    """README's: the first weight, launched plainly, beside what readers know."""
+    for title, rows in list(_by_weight(matmul).items())[:1]:
+        plain = [row for row in rows if row["launch"] == "plain"]
+        _draw(axes, _lines(plain, [name for name in matmul["peers"] if name != "tinygemm"]))
+        _logarithmic(axes, "rows of x (tokens in a batch)", f"NF4 weight of {title}, bf16 x")
 
 
 def time_by_rows(panels: Sequence[Any], matmul: Row) -> None:
     """Log-log, a panel for each weight in bf16: ours, the peers, the roofline."""
     by_weight = _by_weight(matmul)
-    for axes, (title, rows) in zip(panels, by_weight.items(), strict=False):
-        for label, colour, style, points in _lines(rows, matmul["peers"]):
-            if points:
-                x, y = zip(*points, strict=True)
-                axes.plot(x, y, style, color=colour, label=label, linewidth=1, markersize=4)
-        _logarithmic(axes, "M, rows of x", f"{title}, bf16, nested")
-    for axes in panels[len(by_weight) :]:
-        axes.set_axis_off()
+    for axes, (title, rows) in zip(panels, by_weight.items(), strict=True):
+        _draw(axes, _lines(rows, matmul["peers"]))
+        _logarithmic(axes, "rows of x (tokens in a batch)", f"NF4 weight of {title}, bf16 x")
 
 
 # ---- Experts ----------------------------------------------------------------------------
@@ -164,47 +179,63 @@ def _by_stack(experts: Row) -> dict[str, list[Row]]:
 def time_by_tokens(panels: Sequence[Any], experts: Row) -> None:
     """Log-log, a panel for each work of each model: ours and the peers."""
     by_stack = _by_stack(experts)
-    for axes, (title, rows) in zip(panels, by_stack.items(), strict=False):
+    for axes, (title, rows) in zip(panels, by_stack.items(), strict=True):
         axes.plot([row["tokens"] for row in rows], [row["us"] for row in rows], "o-",
                   color=COLOURS["plain"], label="libnf4", linewidth=1, markersize=4)  # fmt: skip
         for name, colour in EXPERTS.items():
             some = [row for row in rows if name in row["peers"]]
             x, y = [row["tokens"] for row in some], [row["peers"][name]["us"] for row in some]
             if some:
-                axes.plot(x, y, ".-", color=colour, label=name, linewidth=1, markersize=4)
+                label = "unquantized (grouped_mm)" if name == experts_cases.DENSE else name
+                axes.plot(x, y, ".-", color=colour, label=label, linewidth=1, markersize=4)
         _logarithmic(axes, "tokens", title)
-    for axes in panels[len(by_stack) :]:
-        axes.set_axis_off()
 
 
 # ---- Files ------------------------------------------------------------------------------
 
-# What draws each plot, by the name of its figures; onto one axes, or onto a panel for each of
-# PANELS.
-PLOTS: dict[str, dict[str, Callable]] = {
-    "bench": {"speedup": speedup, "of_roofline": of_roofline, "roofline": roofline},
-    "matmul": {"matmul": time_by_rows},
-    "experts": {"experts": time_by_tokens},
+
+class Plot(NamedTuple):
+    title: str  # "{}" is the GPU
+    draw: Callable  # onto one axes, or onto one for each of `panels`
+    panels: Callable | None = None
+
+
+DEQUANTIZE = "Dequantize NF4 (double quantization) on one {}:"
+# By the name of their figures.
+PLOTS: dict[str, dict[str, Plot]] = {
+    "bench": {
+        "speedup": Plot(f"{DEQUANTIZE}\nhow much longer others take, to bf16", speedup),
+        "of_roofline": Plot(f"{DEQUANTIZE}\nspeed in % of moving the same bytes", of_roofline),
+        "roofline": Plot(f"{DEQUANTIZE}\nmemory speed", roofline),
+    },
+    "matmul": {
+        "matmul": Plot("Time of a matmul with a 4-bit weight, one {}", overview),
+        "matmul_by_weight": Plot(
+            "Time of a matmul with a 4-bit weight, one {}", time_by_rows, _by_weight
+        ),
+    },
+    "experts": {
+        "experts": Plot("Time of experts with 4-bit weights, one {}", time_by_tokens, _by_stack)
+    },
 }
-PANELS: dict[Callable, Callable] = {time_by_rows: _by_weight, time_by_tokens: _by_stack}
 
 
-def _drawn(pyplot: Any, draw: Callable, figures: Row) -> Any:
+def _drawn(pyplot: Any, plot: Plot, figures: Row) -> Any:
     """With one legend for all panels, each label once."""
-    if draw not in PANELS:
-        figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-        draw(axes, figures)
+    rows = max(1, len(plot.panels(figures))) if plot.panels else 1
+    size = {"figsize": (WIDTH, HEIGHT * rows + 1), "squeeze": False}
+    figure, grid = pyplot.subplots(rows, 1, layout="constrained", **size)
+    figure.suptitle(plot.title.format(figures["device"]))
+    if plot.panels is None:
+        plot.draw(grid[0, 0], figures)
     else:
-        rows = -(-max(1, len(PANELS[draw](figures))) // 2)
-        size = {"figsize": (9, 3.75 * rows), "squeeze": False}
-        figure, grid = pyplot.subplots(rows, 2, layout="constrained", **size)
-        draw(list(grid.flat), figures)
+        plot.draw(list(grid.flat)[: len(plot.panels(figures))], figures)
     found: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if found:
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=6)
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -216,7 +247,7 @@ def digest(figures: Row) -> str:
 
 
 def paths(folder: Path, name: str) -> list[Path]:
-    return [folder / f"{plot}.{each}" for plot in PLOTS[name] for each in FORMATS]
+    return [folder / f"{file}.{each}" for file in PLOTS[name] for each in FORMATS]
 
 
 def stale(folder: Path, name: str, figures: Row) -> list[Path]:
@@ -238,9 +269,9 @@ def write(folder: Path, name: str, figures: Row) -> list[Path]:
         "png": {"Software": None, "Description": label},
     }
     with pyplot.rc_context(STYLE):
-        for plot, draw in PLOTS[name].items():
-            figure = _drawn(pyplot, draw, figures)
+        for file, plot in PLOTS[name].items():
+            figure = _drawn(pyplot, plot, figures)
             for each in FORMATS:
-                figure.savefig(folder / f"{plot}.{each}", dpi=120, metadata=metadata[each])
+                figure.savefig(folder / f"{file}.{each}", dpi=160, metadata=metadata[each])
             pyplot.close(figure)
     return paths(folder, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,6 +17,7 @@ if importlib.util.find_spec("matplotlib") is None:
     pytest.skip("matplotlib is not installed", allow_module_level=True)
 
 from matplotlib import pyplot  # noqa: E402
+from matplotlib.text import Text  # noqa: E402
 from nf4bench import plots  # noqa: E402
 
 readme_table = importlib.import_module("readme_table")
@@ -45,7 +47,10 @@ def experts_row(us: float, tokens: int, **peers: float) -> dict:
     return {"model": "M", "work": "layer", "tokens": tokens, "us": us, "peers": found}
 
 
-EXPERTS = {"rows": [experts_row(5, 1, dense=20, grouped_nf4_gemm=60), experts_row(9, 8, dense=30)]}
+EXPERTS = {
+    "device": "GPU",
+    "rows": [experts_row(5, 1, dense=20, grouped_nf4_gemm=60), experts_row(9, 8, dense=30)],
+}
 
 
 def lines(axes) -> dict[str, list[tuple[float, float]]]:
@@ -65,39 +70,66 @@ def test_what_is_drawn_of_dequantize() -> None:
     plots.of_roofline(percent, BENCH)
     megabytes = 4096 * 4096 / 1e6
     assert lines(percent) == {
-        "bf16, plain": [(megabytes / 2, 90), (megabytes * 2, pytest.approx(22.5))],
-        "fp32, plain": [(megabytes * 4, 15)], "bf16, PDL": [(megabytes / 2, 112.5)],
+        "bf16": [(megabytes / 2, 90), (megabytes * 2, pytest.approx(22.5))],
+        "fp32": [(megabytes * 4, 15)], "bf16, early start (PDL)": [(megabytes / 2, 112.5)],
     }  # fmt: skip
     plots.roofline(speed, BENCH)
     found = lines(speed)
     # Each roofline is of its own bytes.
-    assert found["reads alone"] == [(2, 2000)] and found["writes alone"] == [(8, 2000)]
-    assert found["the same bytes"][0] == (10, pytest.approx(10_000 / 9))
+    assert found["limit: reads alone"] == [(2, 2000)]
+    assert found["limit: writes alone"] == [(8, 2000)]
+    assert found["limit: the same bytes"][0] == (10, pytest.approx(10_000 / 9))
     assert found["libnf4, bf16"] == [(10, 1000), (40, 250)]
     pyplot.close(figure)
 
 
 def test_matmul_has_a_panel_for_each_weight_in_bf16() -> None:
-    figure, grid = pyplot.subplots(1, 3)
-    plots.time_by_rows(list(grid), MATMUL)
-    large, square, none = grid
-    assert lines(large) == {
-        "libnf4": [(1, 10), (64, 20)], "libnf4, PDL": [(1, 9)], "bitsandbytes": [(1, 30)],
-        "dense": [(1, 35)], "int4": [(64, 90)], "reading the weight once": [(1, 8), (64, 8)],
+    figure, (large, square, first) = pyplot.subplots(1, 3)
+    plots.time_by_rows([large, square], MATMUL)
+    plain = {
+        "libnf4": [(1, 10), (64, 20)], "bitsandbytes": [(1, 30)],
+        "unquantized weight (cuBLAS)": [(1, 35)], "limit: read the weight once": [(1, 8), (64, 8)],
     }  # fmt: skip
-    assert large.get_title().startswith("14336×4096") and lines(square)["libnf4"] == [(1, 7)]
-    assert not none.axison
+    assert lines(large) == plain | {
+        "libnf4, early start (PDL)": [(1, 9)], "torch's int4 matmul": [(64, 90)],
+    }  # fmt: skip
+    assert "14336×4096" in large.get_title() and lines(square)["libnf4"] == [(1, 7)]
+    plots.overview(first, MATMUL)
+    assert lines(first) == plain and "14336×4096" in first.get_title()
     pyplot.close(figure)
 
 
+LETTERS = 9  # pixels of the smallest letters' size where a telephone shows a plot 400 pixels wide
+
+
+@pytest.mark.parametrize("name, made", [("bench", BENCH), ("matmul", MATMUL), ("experts", EXPERTS)])
+def test_a_plot_says_what_it_is_and_can_be_read_on_a_telephone(name: str, made: dict) -> None:
+    for plot in plots.PLOTS[name].values():
+        with pyplot.rc_context(plots.STYLE):
+            figure = plots._drawn(pyplot, plot, made)
+        figure.canvas.draw()
+        assert made["device"] in figure.get_suptitle()
+        for axes in figure.axes:
+            assert re.search(r"(lower|higher) is better|1: as fast", axes.get_ylabel())
+        scale = 400 / figure.get_figwidth() / 72
+        texts = [each for each in figure.findobj(Text) if each.get_text()]
+        assert min(each.get_fontsize() for each in texts) * scale >= LETTERS
+        # And the title and the legend lie inside.
+        width, height = figure.canvas.get_width_height()
+        for each in (*figure.legends, figure._suptitle):
+            box = each.get_window_extent()
+            assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height
+        pyplot.close(figure)
+
+
 def test_experts_have_a_panel_for_each_work_of_a_model() -> None:
-    figure, grid = pyplot.subplots(1, 2)
-    plots.time_by_tokens(list(grid), EXPERTS)
-    layer, none = grid
+    figure, layer = pyplot.subplots()
+    plots.time_by_tokens([layer], EXPERTS)
     assert lines(layer) == {
-        "libnf4": [(1, 5), (8, 9)], "dense": [(1, 20), (8, 30)], "grouped-nf4-gemm": [(1, 60)],
+        "libnf4": [(1, 5), (8, 9)], "unquantized (grouped_mm)": [(1, 20), (8, 30)],
+        "grouped-nf4-gemm": [(1, 60)],
     }  # fmt: skip
-    assert layer.get_title() == "M, layer" and not none.axison
+    assert layer.get_title() == "M, layer"
     pyplot.close(figure)
 
 

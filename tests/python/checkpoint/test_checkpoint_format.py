@@ -218,7 +218,7 @@ def _mutated(draw: st.DrawFn) -> tuple[str, bytes]:
     return kind, draw(mutated_file(_VALID[kind]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(_mutated())
 def test_mutated_files_never_crash_and_never_leave_output(case):
     kind, content = case
@@ -244,7 +244,7 @@ def test_mutated_files_never_crash_and_never_leave_output(case):
         safe_open(destination, framework="np")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(_mutated())
 def test_what_the_library_rejects_we_reject(case):
     _, content = case
@@ -268,7 +268,7 @@ def test_what_the_library_rejects_we_reject(case):
 PARTS = {*GPTQ.names.values(), *COMPRESSED_TENSORS.names.values(), *bnb._PARTS}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(

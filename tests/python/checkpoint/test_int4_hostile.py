@@ -69,7 +69,7 @@ def _mutated_file(draw: st.DrawFn) -> tuple[Case, bytes]:
     return case, draw(mutated_file(helpers.file_bytes(_stored(case))))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_mutated_file())
 def test_mutated_files(mutated):
     case, content = mutated
@@ -107,7 +107,7 @@ def _mutated_tensors(draw: st.DrawFn) -> tuple[Case, dict[str, np.ndarray]]:
     return case, stored
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_mutated_tensors())
 def test_mutated_tensors(mutated):
     case, stored = mutated
@@ -132,7 +132,7 @@ def _mutated_config(draw: st.DrawFn) -> tuple[Case, dict[str, Any]]:
     return case, config
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_mutated_config())
 def test_mutated_configurations(mutated):
     case, config = mutated

@@ -135,10 +135,14 @@ def test_an_nvcc_that_is_of_no_use(program, sentence, tmp_path):
     nvcc = make_executable(tmp_path / "nvcc")
     nvcc.write_text(program)
     settings = {"build-dir": str(tmp_path / "build")}
+    # Meson takes CUDACXX for words, and the path has spaces.
+    environment = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
+    environment["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment.pop("CUDACXX", None)
     done = subprocess.run(
         [sys.executable, "-c", f"import nf4_build; nf4_build.build_wheel('.', {settings})"],
         cwd=ROOT,
-        env=os.environ | {"CUDACXX": str(nvcc), "PYTHONPATH": str(SOURCE.parent)},
+        env=environment,
         start_new_session=True,  # without a terminal
         capture_output=True,
         text=True,

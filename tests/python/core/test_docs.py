@@ -197,9 +197,8 @@ def test_the_c_of_the_pages_compiles(tmp_path):
             includes = "".join(re.findall(r"^#include.*\n", block, re.M))
             body = block.replace(includes, "")
             source = tmp_path / f"{page.stem}{found}.c"
-            source.write_text(
-                f"{includes}{C_AROUND}void block(void);\nvoid block(void) {{\n{body}}}\n"
-            )
+            around = f"{includes}{C_AROUND}void block(void);\nvoid block(void) {{\n{body}}}\n"
+            source.write_text(block if "int main(" in block else around)
             strict = ("-Wall", "-Wextra", "-Werror", "-pedantic", "-Wno-unused-variable")
             compile_c(source, tmp_path / "block.o", "-c", *strict)
             found += 1

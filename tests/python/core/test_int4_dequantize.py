@@ -17,7 +17,8 @@ GOLDEN = int4_oracle.golden()
 INT, FLOAT, BFLOAT = 0, 2, 4
 # way_to_call is set for a test, not for an example, which is what is wanted.
 each_way = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -44,7 +44,7 @@ def require_close(y, expected):
 )
 # A weight that is 0, by a code that is not.
 @example(Case(0, "compressed-tensors", (9, 1), -1, False, "fp16", True), "fp32", [2], False, 0)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_products_are_those_of_the_header(case, dtype, leading, with_bias, gap):
     a = case.arrays
     q = tensor_of(a)
@@ -56,7 +56,7 @@ def test_products_are_those_of_the_header(case, dtype, leading, with_bias, gap):
 
 
 @given(normal.filter(lambda case: case.layout != "awq"), st.sampled_from(list(oracle.DTYPES)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_reordered_weight_takes_the_same_x(case, dtype):
     a = case._replace(act_order=True).arrays
     x = numbers(case.seed, (3, a.cols), dtype)
@@ -78,7 +78,7 @@ def test_out_threads_and_workspace():
 
 
 @given(st.lists(normal.map(lambda case: case._replace(group_size=32)), max_size=5), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_batch_has_the_bits_of_single_products(cases, with_bias):
     arrays = [case._replace(units=(case.units[0], 3)).arrays for case in cases]
     weights = [tensor_of(a) for a in arrays]

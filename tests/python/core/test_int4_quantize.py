@@ -41,7 +41,7 @@ def require_same_arrays(q: nf4.Int4Tensor, expected: int4_oracle.Int4Arrays) -> 
 
 
 @given(any_int4(), st.sampled_from(list(oracle.DTYPES)), st.integers(0, 4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_bytes_are_those_of_the_header(case, dtype, threads):
     source = source_of(case, dtype)
     fixed = (case.layout, case.group_size, case.symmetric, case.scale_dtype)
@@ -93,7 +93,7 @@ def test_sizes(layout, symmetric):
 
 
 @given(any_int4(), st.sampled_from(list(oracle.DTYPES)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_out_is_overwritten(case, dtype):
     source = source_of(case, dtype)
     a = case._replace(act_order=False).arrays
@@ -106,7 +106,7 @@ def test_out_is_overwritten(case, dtype):
 
 
 @given(any_int4(act_order=st.just(True), layout=st.sampled_from(["gptq", "compressed-tensors"])))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_reorder_sorts_columns_by_group(case):
     a = case.arrays
     q = tensor_of(a)

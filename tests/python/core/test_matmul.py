@@ -30,7 +30,7 @@ def require_close(y, expected, allowed):
     st.booleans(),
     st.integers(0, 200),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_products_are_those_of_the_header(case, leading, with_bias, gap):
     q = case.quantized()
     rows, cols = case.shape

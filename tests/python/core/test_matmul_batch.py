@@ -36,7 +36,7 @@ def same(ys, expected):
     st.lists(st.integers(0, 4), max_size=2),
     st.sampled_from([0, 1, 3]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_products_have_the_bits_of_matmul(cases, leading, threads):
     weights = [case.quantized() for case in cases]
     xs = [numbers(i, (*leading, case.shape[1]), case.dtype) for i, case in enumerate(cases)]

@@ -37,13 +37,13 @@ def test_every_layout(case):
 
 
 @given(any_case(least=1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_case(case):
     assert_dequantize_is_exact(assert_quantize_is_exact(case), case.codebook_in_use)
 
 
 @given(any_case(least=1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_dequantize_of_any_bytes(case):
     """Any packed byte and any scale is a weight: infinities, NaN and subnormals are used as
     they are."""

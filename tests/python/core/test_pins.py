@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 
@@ -76,7 +77,7 @@ def test_files_that_are_pinned(file, used):
 def all_requirements():
     """Those that the functions of ./dev install."""
     text = (ROOT / "dev").read_text().removesuffix('main "$@"\n')
-    text = text.replace('"$(dirname "${BASH_SOURCE[0]}")"', f"'{ROOT}'")
+    text = text.replace('"$(dirname "${BASH_SOURCE[0]}")"', shlex.quote(str(ROOT)))
     installing = re.findall(r"^(install_\w+)\(\)", (ROOT / "tools/install.sh").read_text(), re.M)
     assert {"install_tests", "install_interop"} <= set(installing)
     commands = " ; ".join(each for each in installing if each != "install_lists")

@@ -21,7 +21,7 @@ def per_element(values: np.ndarray, q: nf4.QuantizedTensor) -> np.ndarray:
 
 
 @given(any_case(awkward=False, least=1, nested_blocksize=st.just(0)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_error_is_within_half_a_gap_of_the_codebook(case):
     q = case.quantized()
     error = np.abs(nf4.dequantize(q, "fp32").astype(np.float64) - case.source.astype(np.float64))
@@ -30,7 +30,7 @@ def test_error_is_within_half_a_gap_of_the_codebook(case):
 
 
 @given(any_case(awkward=False, least=1, nested_blocksize=st.sampled_from([1, 64, 256])))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_nesting_keeps_the_codes_and_moves_scales_within_half_a_gap(case):
     q = case.quantized()
     flat = case.quantized(nested_blocksize=0)
@@ -42,7 +42,7 @@ def test_nesting_keeps_the_codes_and_moves_scales_within_half_a_gap(case):
 
 
 @given(any_case(awkward=False, least=1, nested_blocksize=st.just(0), dtype=st.just("fp32")))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_quantizing_again_changes_nothing(case):
     q = case.quantized()
     again = nf4.quantize(nf4.dequantize(q), **case.layout)
@@ -51,7 +51,7 @@ def test_quantizing_again_changes_nothing(case):
 
 
 @given(any_case())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_sixteen_bits_are_the_fp32_result_rounded_once(case):
     q = case.quantized()
     full = nf4.dequantize(q, "fp32")
@@ -62,7 +62,7 @@ def test_sixteen_bits_are_the_fp32_result_rounded_once(case):
 
 
 @given(any_case(), st.integers(1, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_number_of_threads_changes_nothing(case, threads):
     one, many = case.quantized(threads=1), case.quantized(threads=threads)
     assert one.packed.tolist() == many.packed.tolist()
@@ -72,7 +72,7 @@ def test_the_number_of_threads_changes_nothing(case, threads):
 
 
 @given(any_case())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_shapes_and_sizes(case):
     q = case.quantized()
     result = nf4.dequantize(q)

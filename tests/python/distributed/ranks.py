@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from limits import HANG
 
-TIMEOUT = datetime.timedelta(seconds=60)
+TIMEOUT = datetime.timedelta(seconds=HANG)
 
 
 def _main(rank, world, module, names, folder, backend):

@@ -54,7 +54,7 @@ def ranges_in(draw, extent: int, unit: int) -> list[tuple[int, int]]:
     return found
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_nf4_of_any_shape(data: st.DataObject) -> None:
     blocksize = data.draw(st.sampled_from([32, 64, 128]))
@@ -74,7 +74,7 @@ def test_nf4_of_any_shape(data: st.DataObject) -> None:
     assert part.nested_blocksize <= nested
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(case=int4_cases.any_int4(), data=st.data())
 def test_int4_of_any_layout(case: int4_cases.Case, data: st.DataObject) -> None:
     arrays = case.arrays

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch_cases
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
@@ -233,7 +233,6 @@ def test_settings_of_generate_that_are_none(tmp_path, text):
     assert model.generation_config is not None
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_runs_of_a_box_are_its_elements_in_order(data):
     shape = data.draw(st.lists(st.integers(1, 5), max_size=4))

@@ -13,7 +13,7 @@ from nf4 import _bitsandbytes
 from nf4._versions import OLDEST_BITSANDBYTES
 
 _GROUP = "bitsandbytes.backends"
-_SECONDS = 300
+_SECONDS = 1200  # more than a slow machine takes to import torch
 # In another process: bitsandbytes imports torch, and chooses its kernels for good.
 _PROBE = """
 import json, sys, warnings
