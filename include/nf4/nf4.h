@@ -710,10 +710,10 @@ NF4_API nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight,
  * such as cuBLAS has (dense). The functions below say which way is expected to take less time
  * on a device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
  *
- * Fused is named where libnf4's kernels were timed and were faster: on NVIDIA Hopper GPUs. On a
- * GPU on which nobody has timed them (nf4_device.timed is 0), fused is named only for few rows
- * of x and kernels that are bound by memory. Dense is named for a product that
- * the launch refuses, as it does fp32 with more than 16 rows of x.
+ * The answers for NVIDIA Hopper GPUs are measured. On a GPU on which nobody has timed libnf4
+ * (nf4_device.timed is 0) they are conservative: fused is named for few rows of x, for short
+ * products, for experts with few rows, and for weights that are slow to dequantize. Dense is
+ * named for a product that the launch refuses, as it does fp32 with more than 16 rows of x.
  *
  * The answer for a device and the same shapes, dtypes, strides and alignments stays the same for
  * the life of the process: a caller may keep it. Versions of the library may answer differently. */
@@ -722,7 +722,7 @@ typedef int32_t nf4_path;
 #define NF4_PATH_DENSE 2
 
 /* As `device`: the functions whose names end in _cpu. */
-#define NF4_DEVICE_CPU (-1)
+#define NF4_DEVICE_CPU -1
 
 /* device is the index of a GPU or NF4_DEVICE_CPU. On success *path is one of the values above,
  * and NF4_PATH_FUSED for a product that is empty.

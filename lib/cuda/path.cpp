@@ -1,9 +1,15 @@
-// The rules behind nf4_*_path. Figures: docs/design/path.md.
-#include "cuda/path.hpp"
-
+// Which way a product is expected to take less time (nf4_path): libnf4's kernel, or dequantize and
+// a dense product of the caller's. The one place that decides this for GPUs. Figures:
+// docs/design/path.md.
+#include "cuda/backend.hpp"
 #include "cuda/dequant/int4_choose.hpp"
 #include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul/mma/tile.hpp"
+#include "cuda/matmul/target.hpp"
+#include "cuda/matmul_grad/matmul_grad.hpp"
+#include "cuda/matmul_grouped/choose.hpp"
+#include "status.hpp"
 
 namespace nf4::cuda {
 namespace {
@@ -31,8 +37,9 @@ bool dequant_is_slow(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
   return gpu.tensor_cores && !can_align(problem.weight) && problem.m <= kRows;
 }
 
-// With an adapter of these ranks the gradient's kernels save q A, too: up to so many rows of dY,
-// unless the last of a few waves of tiles, of 256 rows by 128 columns, is short.
+// The gradient's kernels also save a pass over dX beside an adapter of these ranks. That pays up to
+// so many rows of dY, unless the last of a few waves of tiles, of 256 rows by 128 columns, is
+// short.
 bool adapter_pays(const GradProblem &problem, const GpuFacts &gpu) {
   constexpr int64_t kRows = 4096;
   const int rank = problem.lora.rank;
@@ -50,13 +57,11 @@ bool adapter_pays(const GradProblem &problem, const GpuFacts &gpu) {
 constexpr double kExpertRows = 128, kFmaExpertRows = 4;
 
 template <class W>
-nf4_path path_of_experts(const GroupedProblemOf<W> &problem, int config, const GpuFacts &gpu) {
+nf4_path path_of(const GroupedProblemOf<W> &problem, int config, const GpuFacts &gpu) {
   if (is_wgmma(config)) return NF4_PATH_FUSED;
   const double rows = static_cast<double>(problem.m) / problem.experts;
   return fused_if(rows <= (gpu.tensor_cores ? kExpertRows : kFmaExpertRows));
 }
-
-}  // namespace
 
 nf4_path path_of(const MatmulProblem &problem, int config, const GpuFacts &gpu) {
   return fused_if(config != kMma64x64 || mma_is_short(problem, gpu, kCodebookKTiles));
@@ -73,21 +78,77 @@ nf4_path path_of(const GradProblem &problem, int config, const GpuFacts &gpu) {
   return fused_if(is_skinny(config) || problem.m <= kWgmmaRows || adapter_pays(problem, gpu));
 }
 
-nf4_path path_of(const GroupedProblem &problem, int config, const GpuFacts &gpu) {
-  return path_of_experts(problem, config, gpu);
-}
-nf4_path path_of(const GroupedGradProblem &problem, int config, const GpuFacts &gpu) {
-  return path_of_experts(problem, config, gpu);
-}
-nf4_path path_of(const Int4GroupedProblem &problem, int config, const GpuFacts &gpu) {
-  return path_of_experts(problem, config, gpu);
-}
-
 // The kernel for tensor cores reads x and dY once for up to so many ranks.
 nf4_path path_of(const LoraGradProblem &problem, const GpuFacts &gpu) {
   constexpr int kRanks = 64;
   const bool tensor_cores = problem.dtype == NF4_DTYPE_FP32 ? gpu.wgmma : gpu.tensor_cores;
   return fused_if(tensor_cores && problem.rank <= kRanks);
+}
+
+// Finds the path by the configuration that choose(target, config) fills in, which the launch of the
+// problem would use; it returns a cudaError_t.
+template <class Problem, class Choose>
+nf4_status find_path(const Problem &problem, int device, nf4_path &path, const Choose &choose) {
+  MatmulTarget target{};
+  if (const nf4_status status = find_matmul_device(device, target)) return status;
+  const CurrentDevice current(device);
+  if (const nf4_status status = current.status()) return status;
+  int config = kMma64x64;
+  const cudaError_t error = choose(target, config);
+  if (error != cudaSuccess) return fail_cuda(error, "loading the kernels of products");
+  path = path_of(problem, config, target.gpu);
+  return NF4_STATUS_OK;
+}
+
+template <class W>
+nf4_status find_matmul_path(const MatmulProblemOf<W> &problem, int device, nf4_path &path) {
+  return find_path(problem, device, path, [&](const MatmulTarget &target, int &config) {
+    return choose_matmul(target, problem, config);
+  });
+}
+
+template <class W>
+nf4_status find_grouped_path(const GroupedProblemOf<W> &problem, int device, nf4_path &path) {
+  return find_path(problem, device, path, [&](const MatmulTarget &target, int &config) {
+    config = choose_grouped(problem, target.gpu);
+    return cudaSuccess;
+  });
+}
+
+}  // namespace
+
+nf4_status matmul_path(const MatmulProblem &problem, int device, nf4_path &path) {
+  return find_matmul_path(problem, device, path);
+}
+nf4_status matmul_path(const Int4MatmulProblem &problem, int device, nf4_path &path) {
+  return find_matmul_path(problem, device, path);
+}
+
+nf4_status matmul_grad_path(const MatmulProblem &given, int device, nf4_path &path) {
+  const GradProblem problem = transposed(given);
+  return find_path(problem, device, path, [&](const MatmulTarget &target, int &config) {
+    return choose_matmul_grad(target, problem, config);
+  });
+}
+
+nf4_status matmul_grouped_path(const GroupedProblem &problem, int device, nf4_path &path) {
+  return problem.gradient ? find_grouped_path(transposed(problem), device, path)
+                          : find_grouped_path(problem, device, path);
+}
+nf4_status matmul_grouped_path(const Int4GroupedProblem &problem, int device, nf4_path &path) {
+  return find_grouped_path(problem, device, path);
+}
+
+nf4_status lora_grad_path(const LoraGradProblem &problem, int device, nf4_path &path) {
+  MatmulTarget target{};
+  if (const nf4_status status = find_matmul_device(device, target)) return status;
+  path = path_of(problem, target.gpu);
+  return NF4_STATUS_OK;
+}
+
+nf4_status check_gpu(int device) {
+  LaunchTarget target{};
+  return find_device(device, target);
 }
 
 }  // namespace nf4::cuda

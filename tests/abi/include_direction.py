@@ -31,6 +31,7 @@ MAY_INCLUDE = {
     "cpu/backend.hpp": {"cpu", "shared", "header"},
     "cpu/backend.cpp": _BACKEND,
     "cpu/grouped.cpp": _BACKEND,
+    "cpu/path.cpp": _BACKEND,
     "cuda": _BELOW_CUDA,
     "cuda/ptx": _BELOW_CUDA | {"cuda/ptx"},
     "cuda/runtime": _BELOW_CUDA | {"cuda/runtime"},
@@ -51,6 +52,9 @@ MAY_INCLUDE = {
     "cuda/matmul/skinny": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/skinny"},
     "cuda/matmul/mma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/mma"},
     "cuda/matmul/wgmma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/wgmma"},
+    "cuda/path.cpp": _OPERATION
+    | {"cuda/dequant", "cuda/matmul", "cuda/matmul/mma"}
+    | {"cuda/matmul_grad", "cuda/matmul_grouped"},
     "cuda/info.cpp": _OPERATION
     | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/lora"}
     | {"cuda/matmul", "cuda/matmul_grad", "cuda/matmul_grouped"},

@@ -147,6 +147,12 @@ FIELD(nf4_int4_sizes, packed_bytes, 16, 8);
 FIELD(nf4_int4_sizes, scales_bytes, 24, 8);
 FIELD(nf4_int4_sizes, zeros_bytes, 32, 8);
 
+SIZE(nf4_path, 4);
+SIGNED(nf4_path);
+VALUE(NF4_PATH_FUSED, 1);
+VALUE(NF4_PATH_DENSE, 2);
+VALUE(NF4_DEVICE_CPU, -1);
+
 SIZE(nf4_device, 336);
 FIELD(nf4_device, struct_size, 0, 8);
 FIELD(nf4_device, device_count, 8, 4);

@@ -4,8 +4,6 @@
 #include "cuda/backend.hpp"
 #include "cuda/lora/grad_args.hpp"
 #include "cuda/lora/grad_kernels.hpp"
-#include "cuda/matmul/target.hpp"
-#include "cuda/path.hpp"
 #include "cuda/runtime/shared_memory.hpp"
 #include "cuda/runtime/target.hpp"
 
@@ -73,13 +71,6 @@ nf4_status lora_grad(const LoraGradProblem &problem, nf4_stream stream) {
                          kLoraGradThreads, args);
   };
   return launch_on_device(problem.operands, stream, "launching lora_grad", run);
-}
-
-nf4_status lora_grad_path(const LoraGradProblem &problem, int device, nf4_path &path) {
-  LaunchTarget target{};
-  if (const nf4_status status = find_device(device, target)) return status;
-  path = path_of(problem, facts_of(target));
-  return NF4_STATUS_OK;
 }
 
 }  // namespace nf4::cuda

@@ -16,7 +16,6 @@
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/workspace.hpp"
-#include "cuda/path.hpp"
 #include "cuda/permute/permute.hpp"
 #include "cuda/runtime/target.hpp"
 #include "status.hpp"
@@ -248,8 +247,7 @@ template <class W>
 nf4_status plan_all(const MatmulBatchOf<W> &batch, int device, int32_t *launch_of,
                     const char **kernels) {
   MatmulTarget target{};
-  if (const nf4_status status = find_device(device, target)) return status;
-  target.gpu = facts_of(target);
+  if (const nf4_status status = find_matmul_device(device, target)) return status;
 
   const CurrentDevice current(device);
   if (const nf4_status status = current.status()) return status;
@@ -270,20 +268,6 @@ nf4_status plan_all(const MatmulBatchOf<W> &batch, int device, int32_t *launch_o
   return NF4_STATUS_OK;
 }
 
-template <class W>
-nf4_status find_path(const MatmulProblemOf<W> &problem, int device, nf4_path &path) {
-  MatmulTarget target{};
-  if (const nf4_status status = find_device(device, target)) return status;
-  target.gpu = facts_of(target);
-  const CurrentDevice current(device);
-  if (const nf4_status status = current.status()) return status;
-  MatmulChoice choice{};
-  const cudaError_t error = choose(target, problem, choice);
-  if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
-  path = path_of(problem, choice.config, target.gpu);
-  return NF4_STATUS_OK;
-}
-
 }  // namespace
 
 GpuFacts facts_of(const LaunchTarget &target) {
@@ -294,6 +278,26 @@ GpuFacts facts_of(const LaunchTarget &target) {
           target.family->tensor_maps,
           has_wgmma(*target.family, device.compute_capability),
           {}};
+}
+
+nf4_status find_matmul_device(int index, MatmulTarget &target) {
+  if (const nf4_status status = find_device(index, target)) return status;
+  target.gpu = facts_of(target);
+  return NF4_STATUS_OK;
+}
+
+cudaError_t choose_matmul(const MatmulTarget &target, const MatmulProblem &problem, int &config) {
+  MatmulChoice choice{};
+  const cudaError_t error = choose(target, problem, choice);
+  config = choice.config;
+  return error;
+}
+cudaError_t choose_matmul(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                          int &config) {
+  MatmulChoice choice{};
+  const cudaError_t error = choose(target, problem, choice);
+  config = choice.config;
+  return error;
 }
 
 nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config) {
@@ -343,18 +347,6 @@ nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
 nf4_status matmul_plan(const Int4MatmulBatch &batch, int device, int32_t *launches,
                        const char **kernels) {
   return plan_all(batch, device, launches, kernels);
-}
-
-nf4_status matmul_path(const MatmulProblem &problem, int device, nf4_path &path) {
-  return find_path(problem, device, path);
-}
-nf4_status matmul_path(const Int4MatmulProblem &problem, int device, nf4_path &path) {
-  return find_path(problem, device, path);
-}
-
-nf4_status check_gpu(int device) {
-  LaunchTarget target{};
-  return find_device(device, target);
 }
 
 }  // namespace nf4::cuda

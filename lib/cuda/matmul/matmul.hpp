@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/target.hpp"
 #include "cuda/runtime/device.hpp"
 #include "cuda/runtime/families.hpp"
 #include "problem.hpp"
@@ -16,6 +17,11 @@ bool matmul_has(const GpuFamily &family, int config, int compute_capability);
 // The configuration that a launch on the stream would use, forced or not.
 nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config);
 nf4_status matmul_config(const Int4MatmulProblem &problem, nf4_stream stream, int &config);
+
+// The same for a target whose device is current.
+cudaError_t choose_matmul(const MatmulTarget &target, const MatmulProblem &problem, int &config);
+cudaError_t choose_matmul(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                          int &config);
 
 // For tests: the configuration of every later launch, or kMma64x64 where it cannot run the problem;
 // empty restores the library's choice. Not thread safe.

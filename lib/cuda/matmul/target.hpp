@@ -12,4 +12,7 @@ struct MatmulTarget : LaunchTarget {
 
 GpuFacts facts_of(const LaunchTarget &target);
 
+// Fills in the target of a device, by its number.
+nf4_status find_matmul_device(int index, MatmulTarget &target);
+
 }  // namespace nf4::cuda

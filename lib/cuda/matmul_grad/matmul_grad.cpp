@@ -9,7 +9,6 @@
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul_grad/kernels.hpp"
 #include "cuda/matmul_grad/skinny_launch.hpp"
-#include "cuda/path.hpp"
 #include "cuda/weight/transposed.hpp"
 #include "status.hpp"
 
@@ -95,18 +94,12 @@ nf4_status matmul_grad(const MatmulProblem &problem, nf4_stream stream) {
   return with_choice(problem, stream, launch_choice);
 }
 
-nf4_status matmul_grad_path(const MatmulProblem &given, int device, nf4_path &path) {
-  const GradProblem problem = transposed(given);
-  MatmulTarget target{};
-  if (const nf4_status status = find_device(device, target)) return status;
-  target.gpu = facts_of(target);
-  const CurrentDevice current(device);
-  if (const nf4_status status = current.status()) return status;
+cudaError_t choose_matmul_grad(const MatmulTarget &target, const GradProblem &problem,
+                               int &config) {
   MatmulChoice choice{};
   const cudaError_t error = choose(target, problem, choice);
-  if (error != cudaSuccess) return fail_cuda(error, "loading matmul_grad's kernels");
-  path = path_of(problem, choice.config, target.gpu);
-  return NF4_STATUS_OK;
+  config = choice.config;
+  return error;
 }
 
 nf4_status matmul_grad_config(const MatmulProblem &problem, nf4_stream stream, int &config) {

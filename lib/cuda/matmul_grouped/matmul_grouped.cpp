@@ -16,7 +16,6 @@
 #include "cuda/matmul_grouped/launch.hpp"
 #include "cuda/matmul_grouped/wgmma_args.hpp"
 #include "cuda/matmul_grouped/wgmma_configs.hpp"
-#include "cuda/path.hpp"
 #include "status.hpp"
 
 namespace nf4::cuda {
@@ -190,15 +189,6 @@ nf4_status config_of(const GroupedProblemOf<W> &problem, nf4_stream stream, int 
   });
 }
 
-template <class W>
-nf4_status find_path(const GroupedProblemOf<W> &problem, int device, nf4_path &path) {
-  MatmulTarget target{};
-  if (const nf4_status status = find_device(device, target)) return status;
-  target.gpu = facts_of(target);
-  path = path_of(problem, choose(problem, target.gpu), target.gpu);
-  return NF4_STATUS_OK;
-}
-
 }  // namespace
 
 nf4_status matmul_grouped(const GroupedProblem &problem, nf4_stream stream) {
@@ -218,14 +208,6 @@ nf4_status matmul_grouped_config(const GroupedProblem &problem, nf4_stream strea
 nf4_status matmul_grouped_config(const Int4GroupedProblem &problem, nf4_stream stream,
                                  int &config) {
   return config_of(problem, stream, config);
-}
-
-nf4_status matmul_grouped_path(const GroupedProblem &problem, int device, nf4_path &path) {
-  return problem.gradient ? find_path(transposed(problem), device, path)
-                          : find_path(problem, device, path);
-}
-nf4_status matmul_grouped_path(const Int4GroupedProblem &problem, int device, nf4_path &path) {
-  return find_path(problem, device, path);
 }
 
 void force_matmul_grouped(std::optional<int> config) { forced_config = config; }

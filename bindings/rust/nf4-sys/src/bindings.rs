@@ -565,8 +565,9 @@ const _: () = {
         "Offset of field: nf4_int4_tensor::permutation",
     ][::core::mem::offset_of!(nf4_int4_tensor, permutation) - 72usize];
 };
-/** The values of g_idx and permutation are not checked: outside 0..G-1, or if permutation is
- not one, behaviour is undefined.
+/** The functions on host memory refuse a g_idx outside 0..G-1 and a permutation outside
+ 0..cols-1. On a GPU their values are not checked: behaviour is undefined outside. Where a
+ column is there twice, what is computed is unspecified.
 
  Sizes of the parts of a tensor.*/
 #[repr(C)]
@@ -730,7 +731,8 @@ functions! {
         stream: nf4_stream,
     ) -> nf4_status;
     /** The same on host memory. threads: the most to use, >= 1; 0 means one for each
- processor that the process may run on.*/
+ processor that the process may run on, or fewer where its container has a quota of
+ processor time (cgroup), which is read at the first such call.*/
     pub fn nf4_dequant_cpu(
         weight: *const nf4_tensor,
         out: *mut ::core::ffi::c_void,
@@ -807,9 +809,10 @@ functions! {
    overflow    x may be multiplied by the entries (in 16 bits, and in fp32 on a GPU, by
                up to twice the entries) and summed before the scale is applied: a sum
                that exceeds binary32 is infinite, even if the scale would bring it back,
-               as 1e-3 does with 2e38 + 2e38. In fp16 so is a p beyond 65504, and on a
-               GPU a scale * p. In fp16 on a GPU what a block with a scale of more than 8e37
-               adds may be NaN.
+               as 1e-3 does with 2e38 + 2e38. So is a p beyond the dtype, and a scale * p
+               beyond it on a GPU in 16 bits, and beyond binary32 elsewhere, even if B would
+               bring it back: y is then infinite or NaN. In fp16 on a GPU what a block with
+               a scale of more than 8e37 adds may be NaN.
    fp32        on a GPU, an x is kept to 2^-23 of itself or 2^-40 of the largest of 256
                neighbours, whichever is more, and an entry likewise beside the largest of
                the codebook; what is infinite with an infinite x or entry may be NaN.
@@ -941,8 +944,9 @@ functions! {
         bytes: *mut usize,
     ) -> nf4_status;
     /** Sums, rounding, workspace and streams are as in nf4_matmul_launch, and so is a y that is
- empty; with a K of 0 x is not read. row_scale multiplies the sum in binary32 before it is
- rounded to dtype.
+ empty. If experts is 0, no row of y belongs to one: nothing is read or written either, and
+ pointers may be NULL. With a K of 0 x is not read. row_scale multiplies the sum in binary32
+ before it is rounded to dtype.
 
  INVALID_ARGUMENT: as for nf4_matmul_launch, and if experts, m or x_rows is out of range,
  experts does not divide rows, or N * K is not a multiple of blocksize though there are
