@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ program = importlib.import_module("bench")  # bench_path puts it on the path, an
 
 def test_what_is_taken(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
-    given = f"--sweep --shapes 1x1,4096x14336 --replays 3 --json {file}"
+    given = f"--sweep --shapes 1x1,4096x14336 --replays 3 --json {shlex.quote(str(file))}"
     taken = {
         "": Options(),
         given: Options("sweep", shapes=((1, 1), (4096, 14336)), replays=3, json=file),
@@ -33,7 +34,7 @@ def test_what_is_taken(tmp_path: Path) -> None:
         "--before other --quick": Options("before", quick=True, before=Path("other")),
     }
     for arguments, found in taken.items():
-        assert options.parse(arguments.split()) == found, arguments
+        assert options.parse(shlex.split(arguments)) == found, arguments
 
 
 REFUSED = {
