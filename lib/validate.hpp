@@ -93,7 +93,7 @@ nf4_status validate_workspace(size_t given, int64_t needed);
 
 nf4_status validate_threads(int32_t threads);
 
-// Of functions on host memory: that the values of g_idx and permutation are groups and columns of
+// Functions on host memory check that the values of g_idx and permutation are groups and columns of
 // the weight, so that nothing is read or written outside. `experts`: as many one after another.
 inline nf4_status validate_columns(const Weight &, int64_t = 1) { return NF4_STATUS_OK; }
 nf4_status validate_columns(const Int4Weight &weight, int64_t experts = 1);

@@ -38,7 +38,7 @@ import sass  # noqa: E402
 from sources import source_hash  # noqa: E402
 
 TABLE = ROOT / "tests" / "gpu" / "kernels.json"
-# What decides what the compiler makes of a kernel.
+# These files decide what the compiler makes of a kernel.
 SOURCES = (
     "lib/core/**/*.hpp",
     "lib/cuda/**/*.cu",
@@ -46,15 +46,17 @@ SOURCES = (
     "lib/cuda/**/*.hpp",
     "lib/cuda/meson.build",
 )
-# Of each GPU from compute capability 7.5 on (CUDA C++ Programming Guide, technical specifications
-# per compute capability): registers, which warps get in units of 256, threads, and shared memory of
-# a kernel that asks for no more. CUDA keeps 1 KiB beside it from 8.0 on, which counts here, too.
+# The limits of each GPU from compute capability 7.5 on (CUDA C++ Programming Guide, technical
+# specifications per compute capability): registers, which warps get in units of 256, threads, and
+# the shared memory of a kernel that asks for no more. CUDA reserves 1 KiB beside it from 8.0 on,
+# which counts here, too.
 REGISTERS, REGISTER_UNIT, THREADS, STATIC_SHARED, RESERVED = 65536, 256, 1024, 48 << 10, 1 << 10
 _ENTRY = re.compile(
     r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:\d+ [^\n]*CONSTANT\[0\]"
 )
-# Of a record in a section .nv.info.KERNEL: its format, if it has a size, and of launch bounds its
-# number, as `cuobjdump -elf` names them (EIFMT_SVAL, EIATTR_MAX_THREADS).
+# A record in a section .nv.info.KERNEL has a format, which says if it has a size, and a number. The
+# number below is the one of launch bounds, as `cuobjdump -elf` names them (EIFMT_SVAL,
+# EIATTR_MAX_THREADS).
 _INFO, _SIZED, _MAX_THREADS = ".nv.info.", 4, 5
 
 

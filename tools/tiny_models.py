@@ -22,7 +22,7 @@ from nf4.torch import quantize_model
 # The most elements of a model that is run.
 _LARGEST = 150_000_000
 _TOKENS, _VOCABULARY = 8, 1000
-# By what the name of a size ends with or is, its value in a small configuration.
+# The value of a size in a small configuration, by what its name ends with or is.
 _SIZES = {
     64: ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "projection_dim",
          "encoder_hidden_size", "decoder_hidden_size", "embedding_size", "moe_intermediate_size",

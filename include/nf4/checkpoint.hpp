@@ -169,8 +169,9 @@ class Checkpoint {
   }
   // Its descriptor. quantization_config says which layout and what group sizes there are, wherever
   // a folder has it: in config.json, in a config within that, in quantize_config.json and the like.
-  // Without one GPTQ, version 1, and AWQ are known by their shapes. g_idx is NULL where the columns
-  // are in order. Throws where parts contradict one another, the layout or quantization_config.
+  // If there is none, GPTQ, version 1, and AWQ are known by their shapes. g_idx is NULL where
+  // columns are in order. Throws where parts contradict one another, the layout or
+  // quantization_config.
   nf4_int4_tensor int4_weight(const std::string &name, const Shape &shape = {}) const {
     const std::string module = module_of(name);
     require(!module.empty(), path_, ": ", name, " does not end with .weight");

@@ -182,8 +182,8 @@ struct Int4Config {
                        std::all_of(found->members.begin(), found->members.end(), is_string)),
             json.name, ": ", key, " is no list of names");
   }
-  // What is there under two keys, in small letters, and of `choices`, else the first of those.
-  // Throws where the two differ.
+  // Returns the value under two keys, in small letters, which is one of `choices`, else their
+  // first. Throws where the two differ.
   static std::string lower(const Json &json, const std::vector<const char *> &keys,
                            const std::vector<std::string> &choices) {
     std::string said;

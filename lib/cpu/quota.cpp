@@ -52,7 +52,7 @@ int limit_of(const char *folder) {
   return static_cast<int>(std::min<long long>((time - 1) / period + 1, INT_MAX));
 }
 
-// Of a group and those around it. A container may not see the groups above its own.
+// The least limit of a group and those around it. A container may not see the groups above its own.
 int least_limit(const char *root, const char *mount, const char *group) {
   char folder[kPathBytes];
   const int top = std::snprintf(folder, sizeof folder, "%s/sys/fs/cgroup%s", root, mount);

@@ -63,7 +63,7 @@ MAY_INCLUDE = {
 # What is compiled for one instruction set: a function that it shared with other files might be
 # linked in its version, for every machine.
 CPU_KERNELS = re.compile(r"cpu/\w+/((avx|neon)\w*\.cpp|kernels\.hpp|(\w+_)?loops\.hpp)")
-# What the build generates, and where it belongs.
+# The build generates these files; each belongs to a room.
 GENERATED = {"nf4_config.hpp": "shared"}
 # The only rooms whose code nvcc sees.
 CUDA_ROOMS = ("cuda", "core")

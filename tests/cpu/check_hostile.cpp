@@ -10,7 +10,7 @@
 
 namespace {
 
-// What a folder is refused with. A reader that waits, or reads a device, never ends.
+// The text that a folder is refused with. A reader that waits, or reads a device, never ends.
 std::string refusal(const std::string &folder) {
   const auto began = std::chrono::steady_clock::now();
   const std::string error = error_of([&] {

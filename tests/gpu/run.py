@@ -82,8 +82,8 @@ STEP_SECONDS = 3600  # a step that takes longer hangs
 LANES = 2
 FILES_AT_ONCE = 2
 RUST = ROOT / ".cache" / "rust"
-# Of what other GPUs run: the choices that the library makes there, on fewer shapes than the step of
-# PTX tries their kernels on; and those of Python's tests whose values no choice changes.
+# The steps of a family try the choices that the library makes there, on fewer shapes than the step
+# of PTX tries their kernels on, and those of Python's tests whose values no choice changes.
 FAMILY_TAGS, FAMILY_SHAPES = _USUAL, "10"
 FAMILY_TESTS = (
     "test_gpu_paths.py",

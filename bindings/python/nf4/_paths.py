@@ -9,6 +9,7 @@ from typing import Any
 
 from nf4 import _abi, _convert, int4, tensor
 from nf4._load import library
+from nf4._prepared import matmul_args
 from nf4.typing import DTypeName
 
 SOME = 16  # an address that is not NULL, and aligned; it is not read
@@ -40,22 +41,7 @@ def matmul_is_dense(
     rank    of an adapter; 0: without
     """
     columns, outputs = (weight.rows, weight.cols) if gradient else (weight.cols, weight.rows)
-    args = _abi.MatmulArgs(
-        struct_size=ctypes.sizeof(_abi.MatmulArgs),
-        dtype=_convert.DTYPES[dtype],
-        m=m,
-        x_stride=columns,
-        y_stride=outputs,
-    )
-    if rank:
-        lora = _abi.Lora(
-            struct_size=ctypes.sizeof(_abi.Lora),
-            dtype=_convert.DTYPES[dtype],
-            rank=rank,
-            a_stride=weight.cols,
-            b_stride=rank,
-        )
-        args.lora = ctypes.addressof(lora)
+    args = matmul_args(weight, _convert.DTYPES[dtype], m, columns, outputs, rank)
     name = f"{_prefix(weight)}matmul_{'grad_' if gradient else ''}path"
     return _answers_dense(name, ctypes.byref(weight), ctypes.byref(args), device)
 

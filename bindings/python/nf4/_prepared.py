@@ -152,6 +152,29 @@ def _no_launch(_out: object, _dtype: object, _stream: object) -> None:
     """Prepared.launch without the extension module."""
 
 
+def matmul_args(
+    descriptor: Structure, dtype: int, m: int, x_stride: int, y_stride: int, rank: int = 0
+) -> _abi.MatmulArgs:
+    """The nf4_matmul_args of a product, with an adapter of `rank`, without its pointers."""
+    args = _abi.MatmulArgs(
+        struct_size=ctypes.sizeof(_abi.MatmulArgs),
+        dtype=dtype,
+        m=m,
+        x_stride=x_stride,
+        y_stride=y_stride,
+    )
+    if rank:
+        args.adapter = _abi.Lora(
+            struct_size=ctypes.sizeof(_abi.Lora),
+            dtype=dtype,
+            rank=rank,
+            a_stride=descriptor.cols,
+            b_stride=rank,
+        )  # lives as long as args
+        args.lora = ctypes.addressof(args.adapter)
+    return args
+
+
 def _matmul_workspace(
     functions: Functions,
     descriptor: Structure,
@@ -162,22 +185,7 @@ def _matmul_workspace(
     rank: int = 0,
     gradient: bool = False,
 ) -> int:
-    args = _abi.MatmulArgs(
-        struct_size=ctypes.sizeof(_abi.MatmulArgs),
-        dtype=dtype,
-        m=m,
-        x_stride=x_stride,
-        y_stride=y_stride,
-    )
-    if rank:
-        lora = _abi.Lora(
-            struct_size=ctypes.sizeof(_abi.Lora),
-            dtype=dtype,
-            rank=rank,
-            a_stride=descriptor.cols,
-            b_stride=rank,
-        )
-        args.lora = ctypes.addressof(lora)
+    args = matmul_args(descriptor, dtype, m, x_stride, y_stride, rank)
     needed = ctypes.c_size_t()
     references = [ctypes.byref(each) for each in (descriptor, args, needed)]
     size_of = functions.matmul_grad_workspace_size if gradient else functions.matmul_workspace_size

@@ -9,7 +9,7 @@
 
 namespace nf4::cuda {
 
-// What an aligned kernel loads at once.
+// An aligned kernel loads several elements of each part at once.
 inline bool has_aligned_parts(const Int4Weight &weight) {
   switch (weight.layout) {
     case NF4_INT4_GPTQ:

@@ -12,7 +12,8 @@
 namespace nf4::cuda {
 namespace {
 
-// In a build of -Dshared_memory, which runs what GPUs with less run; else 0.
+// The cap of a build with -Dshared_memory, which runs what GPUs with less shared memory run; else
+// 0.
 constexpr int kMostSharedBytes = NF4_SHARED_MEMORY << 10;
 
 DriverFunction<decltype(&cuCtxGetId)> get_context_id("cuCtxGetId", 12000);

@@ -243,7 +243,7 @@ def test_names_alone_decide_for_remote_code(tmp_path):
     assert "remote code" in result.chosen_by and result.weights == 2
 
 
-# Of kinds that once failed after quantize_model: models that read a layer's weight or its dtype, or
+# Models of kinds that once failed after quantize_model: they read a layer's weight or its dtype, or
 # ask the config whether they are quantized; and one each of text, pixels and sound.
 RUN = """
     MambaForCausalLM FalconMambaForCausalLM JambaForCausalLM WavLMModel LlamaForCausalLM ViTModel

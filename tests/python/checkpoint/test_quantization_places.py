@@ -185,7 +185,7 @@ def test_two_keys_of_one_place_that_disagree_are_refused(tmp_path):
     )
 
 
-# What is said -> the sentence.
+# The config, and the sentence that refuses it.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown method": ({"quant_method": "quip"}, "is quantized by 'quip', which is not read"),
     "no method": ({"bits": 4, "group_size": 32}, "quantization_config has no quant_method"),

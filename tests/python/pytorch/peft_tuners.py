@@ -20,7 +20,7 @@ from torch import nn
 TUNERS = sorted(str(getattr(each, "value", each)) for each in peft.PEFT_TYPE_TO_CONFIG_MAPPING)
 TARGETS = ["q_proj", "v_proj"]
 IDS = torch.randint(0, 96, (2, 7), generator=torch.Generator().manual_seed(3))
-# What a tuner has to be told, beside its target_modules.
+# A tuner needs these options beside its target_modules.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "ADALORA": {"total_step": 10},
     "ADAPTION_PROMPT": {"target_modules": None, "adapter_len": 4, "adapter_layers": 1},
@@ -37,7 +37,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "TRAINABLE_TOKENS": {"target_modules": ["embed_tokens"], "token_indices": [1, 2, 3]},
     "VBLORA": {"num_vectors": 8, "vector_length": 16},
 }
-# What it has to be told in a forward pass.
+# It needs this argument in a forward pass.
 _ASKS = {"MULTITASK_PROMPT_TUNING": "task_ids", "POLY": "task_ids"}
 
 

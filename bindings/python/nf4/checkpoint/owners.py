@@ -22,7 +22,7 @@ from torch import nn
 Chain: TypeAlias = tuple[str, ...]
 Variables: TypeAlias = dict[str, set[Chain]]
 
-# What tells nothing of the numbers, or is true of a 4-bit layer's codes, too.
+# These attributes tell nothing of the numbers, or are true of a 4-bit layer's codes, too.
 _HARMLESS = {"device", "is_cuda", "is_meta", "requires_grad", "grad"}
 # A function with one of these words looks first whether there are codes, which are uint8, or asks
 # torch whether a fast path may be taken.

@@ -21,8 +21,8 @@ INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_NAME = "model" + INDEX_SUFFIX
 SINGLE_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
-# What the tools of GPTQ, AWQ, AutoRound and ModelOpt write beside config.json: how the checkpoint
-# was quantized.
+# The tools of GPTQ, AWQ, AutoRound and ModelOpt write these files beside config.json. They say how
+# the checkpoint was quantized.
 QUANTIZATION_NAMES = (
     "quantize_config.json",
     "quant_config.json",

@@ -15,7 +15,7 @@ from nf4 import _abi, _paths, _torch, int4, tensor
 from nf4.torch._int4_weight import Int4Parts, Int4Stack
 from nf4.torch._weight import WeightParts
 
-# What an answer depends on: the kind of weight, its Spec, and which optional parts it has.
+# An answer depends on the kind of weight, its Spec, and which optional parts it has.
 _Weight = tuple[type, Any, tuple[bool, ...]]
 
 

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::DType;
 
-/// What an answer depends on, of one layer.
+/// An answer of one layer depends on these.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Question {
     pub(crate) dtype: DType,
     /// Rows of the input.
     pub(crate) m: usize,
-    /// Of the output of which weight a gradient is asked for.
+    /// The weight whose output a gradient is asked for.
     pub(crate) gradient_of: Option<usize>,
 }
 

@@ -28,7 +28,7 @@ impl Weight {
     }
 }
 
-/// Those of a layer, of the same columns: the outputs stand side by side.
+/// The weights of a layer, which have the same columns: the outputs stand side by side.
 #[derive(Debug)]
 pub(crate) struct Weights {
     all: Vec<Weight>,

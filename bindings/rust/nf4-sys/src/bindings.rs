@@ -606,10 +606,10 @@ const _: () = {
  such as cuBLAS has (dense). The functions below say which way is expected to take less time
  on a device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
 
- Fused is named where libnf4's kernels were timed and were faster: on NVIDIA Hopper GPUs. On a
- GPU on which nobody has timed them (nf4_device.timed is 0), fused is named only for few rows
- of x and kernels that are bound by memory. Dense is named for a product that
- the launch refuses, as it does fp32 with more than 16 rows of x.
+ The answers for NVIDIA Hopper GPUs are measured. On a GPU on which nobody has timed libnf4
+ (nf4_device.timed is 0) they are conservative: fused is named for few rows of x, for short
+ products, for experts with few rows, and for weights that are slow to dequantize. Dense is
+ named for a product that the launch refuses, as it does fp32 with more than 16 rows of x.
 
  The answer for a device and the same shapes, dtypes, strides and alignments stays the same for
  the life of the process: a caller may keep it. Versions of the library may answer differently.*/

@@ -151,7 +151,7 @@ impl Spec {
     }
 }
 
-/// As those of [`Spec`].
+/// The same functions as those of [`Spec`].
 impl Int4Spec {
     /// Which way `m` rows of x times a weight with this order of columns take less time. With no rows:
     /// [`Path::Fused`].

@@ -40,7 +40,7 @@ fn cases(of: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What is not as it should be, each with its folder.
+/// The verdicts that are not as they should be, each with its folder.
 fn wrong(of: &Path, is_refused: bool) -> Vec<String> {
     let found = cases(of).into_iter().filter_map(|folder| {
         let said = match read(&folder) {

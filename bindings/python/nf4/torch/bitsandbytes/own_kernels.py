@@ -14,7 +14,7 @@ from nf4.torch._replacing import is_known
 from nf4.torch._state import as_bytes
 from nf4.torch._weight import WeightParts
 
-# What the source of the function that launches a kernel begins with in SHA-256.
+# The first digits of the SHA-256 of the source of the function that launches a kernel.
 _LAUNCH = ("a4b8c79eb7197a8c",)
 _NESTED_BLOCKSIZE = 256  # that of its kernels
 

@@ -190,7 +190,7 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
     which call _take_bias, and the keys of its state_dict.
     """
 
-    # Of the dense weight, by our name; None: that of the scales.
+    # The dense weight's dtype, by our name; None: the scales' dtype.
     dtype_before: str | None = None
     # By name: a dtype in a module has torch check its guards one by one (siblings.py).
     _compute_dtype: str | None

@@ -25,7 +25,7 @@ pub(super) struct Index {
 }
 
 impl Files {
-    /// Of a safetensors file, an index, or a folder.
+    /// The files of a safetensors file's path, an index's, or a folder's.
     pub fn of(path: &Path) -> Result<Self> {
         let chosen = if path.is_dir() {
             path.join(choose(path)?)

@@ -32,7 +32,7 @@ use files::Files;
 use printable::Printable;
 use state::STATE_MARK;
 
-/// What the other readers of libnf4 take, too.
+/// The other readers of libnf4 have the same limit.
 const MAX_RANK: usize = 32;
 
 /// What is wrong with a checkpoint. The text names the file or the tensor, with control characters
@@ -165,7 +165,7 @@ impl<B: AsRef<[u8]>> Checkpoint<B> {
             .keys()
             .filter_map(|key| state::weight_of(key))
             .collect();
-        // What begins with a name and a dot follows the name.
+        // A name that begins with another and a dot follows it.
         let mut sorted: Vec<&str> = self.index.keys().map(String::as_str).collect();
         sorted.sort_unstable_by(|a, b| dots_first(a).cmp(dots_first(b)));
         let mut weight: Option<&str> = None;
@@ -223,7 +223,7 @@ fn dots_first(name: &str) -> impl Iterator<Item = u16> + '_ {
         .map(|byte| if byte == b'.' { 0 } else { u16::from(byte) + 1 })
 }
 
-/// What a header may not have, though the crate safetensors takes it.
+/// Refuses what the crate safetensors takes, and a header may not have.
 fn check_header(text: &[u8], metadata: &Metadata) -> std::result::Result<(), String> {
     if !text.starts_with(b"{") {
         return Err("its header does not start with '{'".into());

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use nf4::{ColumnsOf, Error, Format, Int4Layout, Int4Spec, Path, Place, Result, Spec};
 
-/// What is answered for a GPU: `answer` on one that libnf4 can use, else why it cannot.
+/// Checks an answer for a GPU: `answer` on one that libnf4 can use, else why it cannot.
 fn on_gpu(asked: Result<Path>, answer: Path) {
     match nf4::device_info(0).status {
         Ok(()) => assert_eq!(asked, Ok(answer)),
