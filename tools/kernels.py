@@ -212,10 +212,11 @@ def missing(kernels: Iterable[Kernel]) -> set[str]:
     return known - {each.arch for each in kernels}
 
 
-def complaints(kernels: list[Kernel], table: Path) -> list[str]:
-    """What does not fit; of a library with every architecture, by the table, too."""
+def complaints(kernels: list[Kernel], table: Path | None) -> list[str]:
+    """The kernels that do not fit. In a library with every architecture a kernel also fits only
+    with a stack frame that the table has, if a table is given."""
     found = [f"sm_{each.arch} {each.name}: {why}" for each in kernels if (why := each.problem())]
-    if not missing(kernels):
+    if table is not None and not missing(kernels):
         allowed = json.loads(table.read_text())["stack"] if table.exists() else {}
         found += over(stacks(kernels), allowed)
     return found
@@ -237,15 +238,13 @@ def main() -> int:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--write", action="store_true", help="make the table anew, if all fits")
     action.add_argument(
-        "--accept", action="store_true", help="with the stack frames that there are"
+        "--accept", action="store_true", help="make the table anew, with any stack frames"
     )
     arguments = parser.parse_args()
     try:
         kernels = kernels_of(arguments.library)
-        if arguments.accept:
-            write(kernels, arguments.library, TABLE)
-        wrong = complaints(kernels, TABLE)
-        if arguments.write and not wrong:
+        wrong = complaints(kernels, None if arguments.accept else TABLE)
+        if (arguments.write or arguments.accept) and not wrong:
             write(kernels, arguments.library, TABLE)
     except sass.Failure as failure:
         print(f"kernels: {failure}", file=sys.stderr)

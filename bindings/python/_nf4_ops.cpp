@@ -212,8 +212,8 @@ PyDoc_STRVAR(register_doc,
              "register_operators(tensor, parameter, torch, nf4, blas)\n--\n\n"
              "Makes linear and dequantize work, and registers kernels for operators that are "
              "defined: by the types torch.Tensor and torch.nn.Parameter and by the addresses of "
-             "functions. The last of torch's may be 0: it has no CUDA then. `blas` may be empty: "
-             "adapted_grads makes no dense weight then. Call it once.");
+             "functions. The last of torch's may be 0, and `blas` empty: torch has no CUDA then. "
+             "Call it once.");
 PyObject *register_operators(PyObject *, PyObject *arguments) {
   PyObject *tensor, *parameter, *of_torch, *of_nf4, *of_blas;
   if (!PyArg_ParseTuple(arguments, "OOOOO", &tensor, &parameter, &of_torch, &of_nf4, &of_blas))

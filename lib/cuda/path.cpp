@@ -16,18 +16,15 @@ namespace {
 
 nf4_path fused_if(bool fused) { return fused ? NF4_PATH_FUSED : NF4_PATH_DENSE; }
 
-// K-tiles of mma_64x64, which waits for memory in each of them, that a CTA can have in the time of
-// two launches: of weights with a codebook, of integers, and without tensor cores.
-constexpr int64_t kCodebookKTiles = 4, kInt4KTiles = 8, kFmaKTiles = 1;
-
-template <class W>
-bool mma_is_short(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int64_t most) {
+// With tensor cores, mma_64x64 multiplies so few K-tiles of integers in the time of two launches.
+// It waits for memory in each of them.
+bool mma_is_short(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
+  constexpr int64_t kMost = 4;
+  if (!gpu.tensor_cores || problem.dtype == NF4_DTYPE_FP32) return false;
   const int64_t tiles =
       ceil_divide(problem.weight.rows, kMmaTileN) * ceil_divide(problem.m, kMmaTileM);
   const int64_t waves = ceil_divide(tiles, gpu.multiprocessors);
-  const int64_t k_tiles = ceil_divide(problem.weight.cols, kMmaTileK);
-  const bool tensor_cores = gpu.tensor_cores && problem.dtype != NF4_DTYPE_FP32;
-  return waves * k_tiles <= (tensor_cores ? most : kFmaKTiles);
+  return waves * ceil_divide(problem.weight.cols, kMmaTileK) <= kMost;
 }
 
 // The kernel that dequantizes integers in small groups, or in another order of columns, takes
@@ -50,32 +47,36 @@ bool adapter_pays(const GradProblem &problem, const GpuFacts &gpu) {
   return waves <= 1 || waves >= 5 || missing <= 0.25;
 }
 
-// Mean rows of an expert from which on dequantizing all experts is expected to take less time than
-// their kernels, which decode a weight anew for every 16 or 64 rows of x. Off Hopper and data
-// center Blackwell torch multiplies dense experts one by one, so that these are not the rows from
-// which on an H200 would be faster.
-constexpr double kExpertRows = 128, kFmaExpertRows = 4;
+// Up to so many mean rows of an expert, the experts' kernels are expected to take less time than
+// dequantizing all experts. They decode a weight anew for every 16 or 64 rows of x. On GPUs of
+// compute capability 9.x and 10.x torch has one kernel for all dense experts. Elsewhere it
+// multiplies them one by one, which takes longer.
+double most_expert_rows(const LaunchTarget &target) {
+  if (!target.family->tensor_cores) return 4;
+  const int major = target.device.compute_capability / 10;
+  return major == 9 || major == 10 ? 32 : 128;
+}
 
 template <class W>
-nf4_path path_of(const GroupedProblemOf<W> &problem, int config, const GpuFacts &gpu) {
-  if (is_wgmma(config)) return NF4_PATH_FUSED;
+nf4_path path_of(const GroupedProblemOf<W> &problem, int config, const MatmulTarget &target) {
   const double rows = static_cast<double>(problem.m) / problem.experts;
-  return fused_if(rows <= (gpu.tensor_cores ? kExpertRows : kFmaExpertRows));
+  return fused_if(is_wgmma(config) || rows <= most_expert_rows(target));
 }
 
-nf4_path path_of(const MatmulProblem &problem, int config, const GpuFacts &gpu) {
-  return fused_if(config != kMma64x64 || mma_is_short(problem, gpu, kCodebookKTiles));
+nf4_path path_of(const MatmulProblem &, int config, const MatmulTarget &) {
+  return fused_if(config != kMma64x64);
 }
 
-nf4_path path_of(const Int4MatmulProblem &problem, int config, const GpuFacts &gpu) {
-  return fused_if(config != kMma64x64 || dequant_is_slow(problem, gpu) ||
-                  mma_is_short(problem, gpu, kInt4KTiles));
+nf4_path path_of(const Int4MatmulProblem &problem, int config, const MatmulTarget &target) {
+  return fused_if(config != kMma64x64 || dequant_is_slow(problem, target.gpu) ||
+                  mma_is_short(problem, target.gpu));
 }
 
-nf4_path path_of(const GradProblem &problem, int config, const GpuFacts &gpu) {
+nf4_path path_of(const GradProblem &problem, int config, const MatmulTarget &target) {
   constexpr int64_t kWgmmaRows = 1024;  // of dY; with more, decoding costs more than a dense weight
   if (problem.dtype == NF4_DTYPE_FP32 || config == kMma64x64) return NF4_PATH_DENSE;
-  return fused_if(is_skinny(config) || problem.m <= kWgmmaRows || adapter_pays(problem, gpu));
+  return fused_if(is_skinny(config) || problem.m <= kWgmmaRows ||
+                  adapter_pays(problem, target.gpu));
 }
 
 // The kernel for tensor cores reads x and dY once for up to so many ranks.
@@ -96,7 +97,7 @@ nf4_status find_path(const Problem &problem, int device, nf4_path &path, const C
   int config = kMma64x64;
   const cudaError_t error = choose(target, config);
   if (error != cudaSuccess) return fail_cuda(error, "loading the kernels of products");
-  path = path_of(problem, config, target.gpu);
+  path = path_of(problem, config, target);
   return NF4_STATUS_OK;
 }
 

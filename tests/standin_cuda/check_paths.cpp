@@ -177,11 +177,9 @@ const Row kRows[] = {
     {forward, kFp16, 4096, {}, kDense, kDense, kDense, kFused, kDense},
     {forward, kFp32, 1, {}, kDense, kFused, kDense, kFused, kFused},
     {forward, kFp32, 17, {}, kDense, kDense, kDense, kDense, kDense},
-    // Only mma_64x64 multiplies these, also on Hopper. In the last ones it has little to do.
+    // Only mma_64x64 multiplies these, also on Hopper, and is slow even where it has little to do.
     {forward, kBf16, 1, blocks_of(32), kDense, kDense, kDense, kDense, kDense},
-    {forward, kBf16, 64, sized(4096, 264), kDense, kDense, kDense, kDense, kDense},
-    {forward, kBf16, 64, sized(1024, 200), kDense, kFused, kFused, kFused, kFused},
-    {forward, kFp16, 64, sized(1024, 64), kFused, kFused, kFused, kFused, kFused},
+    {forward, kBf16, 64, sized(1024, 200), kDense, kDense, kDense, kDense, kDense},
     {forward, kBf16, 0, {}, kFused, kFused, kFused, kFused, kFused},
     // Integers fit 99 KiB. Small groups are slow to dequantize.
     {gptq, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused},
@@ -193,7 +191,9 @@ const Row kRows[] = {
     {gptq, kBf16, 300, with(&Shape::permutation), kDense, kDense, kDense, kFused, kDense},
     {gptq, kFp32, 1, {}, kDense, kDense, kDense, kDense, kDense},
     {awq, kBf16, 1, {}, kDense, kDense, kDense, kFused, kFused},
-    {awq, kBf16, 1, sized(2048, 512), kDense, kFused, kFused, kFused, kFused},
+    {awq, kBf16, 1, sized(2048, 512), kDense, kDense, kDense, kFused, kFused},
+    {awq, kBf16, 1, sized(2048, 256), kDense, kFused, kFused, kFused, kFused},
+    {awq, kBf16, 64, sized(16384, 256), kDense, kDense, kDense, kFused, kDense},
     // The gradient.
     {gradient, kBf16, 16, {}, kDense, kDense, kDense, kFused, kFused},
     {gradient, kBf16, 16, with(&Shape::codebook), kDense, kDense, kDense, kDense, kDense},
@@ -214,9 +214,11 @@ const Row kRows[] = {
     {lora_grad, kBf16, 512, ranks(64), kDense, kFused, kFused, kFused, kFused},
     {lora_grad, kBf16, 512, ranks(65), kDense, kDense, kDense, kDense, kDense},
     {lora_grad, kFp32, 512, ranks(8), kDense, kDense, kDense, kFused, kDense},
-    // 4 and 256 rows of x an expert.
+    // 4, 8, 32, 33 and 256 rows of x an expert.
     {experts, kBf16, 512, {}, kFused, kFused, kFused, kFused, kFused},
     {experts, kBf16, 1024, {}, kDense, kFused, kFused, kFused, kFused},
+    {experts, kBf16, 4096, {}, kDense, kFused, kFused, kFused, kFused},
+    {experts, kBf16, 4224, {}, kDense, kFused, kFused, kFused, kDense},
     {experts, kBf16, 32768, {}, kDense, kDense, kDense, kFused, kDense},
     {experts, kFp32, 8, {}, kDense, kDense, kDense, kDense, kDense},
     {experts_gradient, kBf16, 512, {}, kFused, kFused, kFused, kFused, kFused},
@@ -226,10 +228,11 @@ const Row kRows[] = {
 };
 
 nf4_path expected(const Row &row, const Gpu &gpu) {
-  // A build without the kernels of a B200 has those of an A100 as PTX.
+  // A build without the kernels of a B200 has those of an A100 as PTX. torch's dense experts are
+  // those of a B200.
   const char *const family = nf4::cuda::family_for(gpu.compute_capability)->name;
   if (gpu.compute_capability == kB200.compute_capability && std::strcmp(family, "sm80") == 0)
-    return row.a100;
+    return row.ask == experts ? row.b200 : row.a100;
   switch (gpu.compute_capability) {
     case kT4.compute_capability:
       return row.t4;

@@ -30,8 +30,10 @@ def _figures_of(number: int, library: Path) -> dict[str, Any]:
         file = Path(folder, "figures.json")
         command = [sys.executable, __file__, str(file), str(number)]
         environment = os.environ | {"NF4_LIBRARY": str(library), "NF4_BITSANDBYTES": "0"}
-        if subprocess.run(command, timeout=SECONDS, env=environment).returncode:
-            raise LaunchFailed(f"the bench of {cases.FAMILIES[number]} failed; it says why above")
+        try:
+            subprocess.run(command, timeout=SECONDS, env=environment, check=True)
+        except subprocess.SubprocessError as error:
+            raise LaunchFailed(f"the bench of {cases.FAMILIES[number]}: {error}") from None
         return json.loads(file.read_text())
 
 

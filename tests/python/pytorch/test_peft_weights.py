@@ -40,8 +40,7 @@ def test_dense_for_peft_and_packed_for_others(kind, dtype):
     assert read.shape == (OUT, IN) and read.dtype == dtype and read.device == layer.weight.device
     assert torch.equal(read.clone(), layer.dequantize(dtype)) and read.is_contiguous()
     assert read.data_ptr() == layer.weight.data_ptr() and not hasattr(read, "quant_state")
-    packed = torch.uint8 if kind == "NF4Linear" else torch.int32
-    assert layer.weight.dtype == packed and dict(layer.state_dict())
+    assert layer.weight.dtype == torch.uint8 and dict(layer.state_dict())
     assert [name for name, _ in layer.named_parameters()][-1] == "bias"
 
 
@@ -135,11 +134,14 @@ def test_gradients_of_what_is_beside():
     require_equal([y, *torch.autograd.grad(y.sum(), x)], [expected, grad], 1e-6)
 
 
-def test_compiled_code_reads_the_dense_weight():
-    layer = made()
+def test_compiled_code_reads_the_dense_weight_of_an_adapter_s_layer():
+    layer, alone = made(), made()
+    peft.get_peft_model(nn.Sequential(layer), peft.LoraConfig(target_modules=["0"]))
     compiled = torch.compile(lambda x: x @ layer.weight.t(), backend="eager", fullgraph=True)
     x = torch.randn(3, IN)
     require_equal([compiled(x)], [x @ layer.dequantize().t()], 1e-6)
+    asked = torch.compile(lambda: alone.weight.dtype == torch.uint8, backend="eager")
+    assert asked() and alone.weight.dtype == torch.uint8
 
 
 def test_given_back():
@@ -147,7 +149,7 @@ def test_given_back():
     nf4_peft.unregister()
     try:
         assert weight_of(layer) is layer.weight and "weight" not in vars(nf4.torch.NF4Linear)
-        assert weight_of(base("Int4Linear", torch.float32, False)).dtype == torch.int32
+        assert weight_of(base("Int4Linear", torch.float32, False)).dtype == torch.uint8
     finally:
         nf4_peft.register()
     assert weight_of(layer).shape == (OUT, IN)

@@ -127,15 +127,14 @@ def _register() -> bool:
         return False
     names, own_names, blas_names = module.operator_functions()
     addresses = [_address(of_torch, name) for name in names]
-    needed = addresses if torch.version.cuda else addresses[:-1]
-    if not all(needed):
+    blas: list[int] = []  # torch without CUDA has none
+    if torch.version.cuda:
+        blas = [_address(of_torch, name) for name in blas_names]  # libtorch_cuda links to cuBLAS
+    if not all([*(addresses if torch.version.cuda else addresses[:-1]), *blas]):
         return False
     try:
         own_addresses = [_address([own], name) for name in own_names]
-        blas = [_address(of_torch, name) for name in blas_names]  # libtorch_cuda links to cuBLAS
-        module.register_operators(
-            Tensor, torch.nn.Parameter, addresses, own_addresses, blas if all(blas) else []
-        )
+        module.register_operators(Tensor, torch.nn.Parameter, addresses, own_addresses, blas)
     except (AttributeError, BufferError):  # torch without DLPack's exchange
         return False
     return True

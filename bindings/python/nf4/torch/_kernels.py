@@ -3,7 +3,6 @@ functions of nf4, which name what is wrong."""
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -85,11 +84,6 @@ def takes_dense(x: Tensor, weight: Parts) -> bool:
     return _paths.prefers_dense(x, weight)
 
 
-def needs_dense(x: Tensor, fp32_rows: int) -> bool:
-    """For a graph: on a GPU libnf4 multiplies fp32 of so many rows of x only."""
-    return x.is_cuda and x.dtype == torch.float32 and math.prod(x.shape[:-1]) > fp32_rows
-
-
 def dense_linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
     """The same by torch's linear with the dequantized weight."""
     require_operands(x, bias, weight)
@@ -116,7 +110,7 @@ def _has_row_stride(x: Tensor) -> bool:
 def uses_fused_grad(grad_y: Tensor, weight: Parts, rank: int = 0) -> bool:
     """Is libnf4's own dY W, which makes no dense weight, expected to be at least as fast as
     dequantize and torch's product? rank: of an adapter, whose products libnf4 makes beside it."""
-    if type(weight) is not WeightParts or grad_y.dim() == 0:
+    if type(weight) is not WeightParts or grad_y.dtype not in DTYPES or grad_y.dim() == 0:
         return False
     if type(grad_y.numel()) is not int:  # asking would fix the sizes of a graph
         return not grad_y.is_cuda

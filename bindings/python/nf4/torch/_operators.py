@@ -81,9 +81,6 @@ def linear_seen(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
         return to_next_transform(OPERATORS[type(weight)].linear, x, bias, *weight.arguments())
     _schemas.require_operands(x, bias, weight)
     operators = OPERATORS[type(weight)]
-    if _kernels.needs_dense(x, weight.fp32_rows):
-        dense = operators.graph_dense_like(x, *weight.numbers())
-        return torch.nn.functional.linear(x, dense, bias)
     bias = None if bias is None else bias.contiguous()
     # Asking whether C++ takes these strides would fix the sizes of a graph.
     return operators.graph_linear(x.contiguous(), bias, *weight.numbers())

@@ -20,7 +20,6 @@ from nf4.torch._operators import (
     impl,
     is_differentiated,
     linear_grad,
-    linear_seen,
     require_frozen,
     resolved,
     to_next_transform,
@@ -38,8 +37,6 @@ def _linear_batch_below(
         return to_next_transform(operators.linear, x, *biases, *arguments)
     for bias, weight in zip(biases, weights, strict=True):
         _schemas.require_operands(x, bias, weight)
-    if _kernels.needs_dense(x, weights[0].fp32_rows):
-        return tuple(map(linear_seen, [x] * len(weights), biases, weights))
     biases = [None if bias is None else bias.contiguous() for bias in biases]
     numbers = (each for weight in weights for each in weight.numbers())
     return operators.graph_linear(x.contiguous(), *biases, *numbers)

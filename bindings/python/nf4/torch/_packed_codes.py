@@ -21,7 +21,13 @@ from nf4.torch import _fast, _private, _schemas
 # These say themselves what they take.
 _OPERATORS = (type(_schemas.quantize), type(_schemas.quantize.overloadpacket))
 # These put numbers into memory, or ask for its dtype, and combine nothing.
-_STORES = frozenset((Tensor.copy_, Tensor.to, Tensor.type_as))
+_STORES = frozenset((Tensor.copy_, Tensor.to, Tensor.type_as, torch.result_type))
+
+
+def _takes_lists(func: Callable[..., Any]) -> bool:
+    """Does it work on each tensor of a list by itself, such as on all parameters of a model?"""
+    name = getattr(func, "__name__", "")
+    return name.startswith("_foreach_") or name == "flatten_dense_tensors"
 
 
 def _floats(arguments: Sequence[Any]) -> Iterator[Tensor]:
@@ -44,7 +50,7 @@ def _called(
     if torch.compiler.is_dynamo_compiling():  # which traces this, and knows this context alone
         with _private.no_torch_function():
             return func(*args, **kwargs)
-    if func not in _STORES and not isinstance(func, _OPERATORS):
+    if not (func in _STORES or isinstance(func, _OPERATORS) or _takes_lists(func)):
         if next(_floats((*args, *kwargs.values())), None) is not None:
             raise InvalidArgument(
                 f"{getattr(func, '__name__', func)} is given the packed codes of a 4-bit layer as "

@@ -3,8 +3,8 @@
 PEFT's tuners read the attribute `weight` of a linear layer for its shape, its dtype and its
 numbers: in merges and initialisations, some in each forward pass. They write it by `weight.data = `
 and in place. A layer in 4 bits holds packed bytes instead. Functions in PEFT's modules get a
-DenseWeight, code that torch.compile traces gets the dense weight itself, and all others get what
-the layer holds.
+DenseWeight. Code that torch.compile traces gets the dense weight itself if PEFT has read the weight
+of the layer. All others get what the layer holds.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from nf4.torch.modules import Int4Linear, NF4Linear
 
 Layer = NF4Linear | Int4Linear
 _Step = Callable[[Tensor], Tensor]
+# PEFT reads the weight of each layer that it gives an adapter. Traced code has no frame to ask.
+_READ_BY_PEFT = "_read_by_peft"
 _ITSELF = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -206,9 +208,10 @@ class WeightOfLayer:
         if layer is None:
             return self
         if is_dynamo_compiling():
-            return whole(layer)
-        asking = sys._getframe(1).f_globals.get("__name__", "")
-        if asking.startswith("peft."):
+            if _READ_BY_PEFT in layer.__dict__:
+                return whole(layer)
+        elif sys._getframe(1).f_globals.get("__name__", "").startswith("peft."):
+            layer.__dict__[_READ_BY_PEFT] = True
             return DenseWeight(layer)
         if self.stored is not None:
             return self.stored.__get__(layer, owner)
