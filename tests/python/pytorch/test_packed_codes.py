@@ -124,3 +124,15 @@ def test_what_only_asks_or_stores_is_allowed():
     with torch.no_grad():
         assert torch.equal(weight.copy_(other), other)
     assert type(nn.Parameter(weight.data, requires_grad=False)) is nn.Parameter
+
+
+def test_functions_over_all_parameters_take_the_codes():
+    """Such as an optimizer's or a moving average's, and as they take a Params4bit."""
+    ours, others = (NF4Linear.from_linear(nn.Linear(64, 128)) for _ in range(2))
+    with torch.no_grad():
+        torch._foreach_copy_(list(ours.parameters()), list(others.parameters()))
+    for mine, other in zip(ours.parameters(), others.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    flat = torch._utils._flatten_dense_tensors(list(ours.parameters()))
+    assert flat.numel() == ours.weight.numel() + 128
+    assert torch.result_type(ours.weight, ours.bias) == torch.float32
