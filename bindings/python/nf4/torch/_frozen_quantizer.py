@@ -44,8 +44,8 @@ class FrozenQuantizer(OurLayers, HfQuantizer):
 
 
 class StoredConfig(QuantizationConfigMixin):
-    """A quantization_config of config.json as an object: to_dict gives what it was made of. Its keys
-    are not trusted, so that none becomes an attribute but quant_method."""
+    """A quantization_config of config.json as an object: to_dict gives what it was made of. Its
+    keys are not trusted, so that none becomes an attribute but quant_method."""
 
     def __init__(self, fields: Mapping[str, Any], /):
         self.fields = dict(fields)
