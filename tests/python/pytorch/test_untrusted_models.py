@@ -193,6 +193,14 @@ def test_a_compute_dtype_that_is_none_is_refused(value, tmp_path):
             empty_model(tmp_path, **options)
 
 
+def test_from_pretrained_names_a_compute_dtype_that_is_none(tmp_path):
+    _experts(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    _change(tmp_path, quantization_config=stored | {"bnb_4bit_compute_dtype": ["x"]})
+    with pytest.raises(ValueError, match="bnb_4bit_compute_dtype is "):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 def test_known_implementations_load(way, fetched):
     folder, load = way
     for given, expected in (("eager", "eager"), ("flash_attention_2", "sdpa")):

@@ -133,7 +133,7 @@ class _Place(NamedTuple):
     name: str
 
     def stated(self) -> str | None:
-        """The method that it names."""
+        """The method that the place names, if it does."""
         method = self.block.get("quant_method") or self.block.get("method")
         if method is None:
             return _METHOD_OF_PLACE.get(self.name)
@@ -146,7 +146,7 @@ class _Place(NamedTuple):
         return next(found, _METHOD_OF_FILE.get(self.name))
 
     def read(self, stated: str | None) -> Quantization:
-        """stated: the method that another place names."""
+        """Reads the block. stated: the method that another place names."""
         method = self.stated() or stated or self._guessed()
         try:
             config = _with_usual_keys(method, self.block)
@@ -156,7 +156,7 @@ class _Place(NamedTuple):
 
 
 def _places(checkpoint: Checkpoint) -> Iterator[_Place]:
-    """Those that are null or empty say nothing."""
+    """All places that say it. A block that is null or empty says nothing."""
     config = config_path(checkpoint)
     for path, block in _blocks(checkpoint.config):
         if block:
