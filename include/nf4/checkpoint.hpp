@@ -47,9 +47,9 @@ class Checkpoint {
               ": ", each.name, " is not in ", file);
     }
     if (found.folder.empty()) return;
-    // The tools of GPTQ, AWQ and AutoRound say in files of their own how they quantized.
-    for (const char *name :
-         {"config.json", "quantize_config.json", "quant_config.json", "quantization_config.json"}) {
+    // The tools of GPTQ, AWQ, AutoRound and ModelOpt say in files of their own how they quantized.
+    for (const char *name : {"config.json", "quantize_config.json", "quant_config.json",
+                             "quantization_config.json", "hf_quant_config.json"}) {
       const std::string file = found.folder + "/" + name;
       if (access(file.c_str(), F_OK) != 0) continue;
       const Json json(file, detail::RegularFile(file).read(16'000'000), true);

@@ -231,6 +231,12 @@ TEST_CASE("where a folder says how it is quantized", "[checkpoint]") {
     CHECK(read(of("quantization_config", "null"), file, v2).empty());
     has(read("{}", file, "[]"), "it is no object");
   }
+  const std::string of_modelopt =
+      R"({"producer":{"name":"modelopt"},"quantization":{"quant_algo":"W4A16"}})";
+  has(read("{}", "hf_quant_config.json", of_modelopt), "hf_quant_config.json: quant_method is missing");
+  has(read(of("quantization_config", v2), "hf_quant_config.json", of_modelopt),
+      "hf_quant_config.json: quant_method is missing");
+  CHECK(read(of("quantization_config", v2), "hf_quant_config.json", "{}").empty());
   CHECK(read(of("quantization_config", v2), "quantize_config.json", "{}").empty());
   has(read(of("quantization_config", v2), "quantize_config.json", with(unnamed, "4", "8")),
       "bits is 8");

@@ -25,10 +25,12 @@ from nf4.checkpoint import (  # noqa: E402
     QuantizeOptions,
     architecture,
     audit,
+    dequantize_checkpoint,
     meta_model,  # noqa: E402
     quantize_checkpoint,
 )
 from nf4.checkpoint.architecture import UnknownModel, ask  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
 import check_architectures as checks  # noqa: E402
@@ -161,6 +163,29 @@ def test_verify_finds_what_transformers_does_not_load(tmp_path, monkeypatch, in_
     (tmp_path / "q" / "config.json").write_text(json.dumps(config))
     reasons = [finding.reason for finding in audit(str(tmp_path / "q"))[1]]
     assert any("lacks" in reason and "layers.0.mlp.fc2" in reason for reason in reasons)
+
+
+def test_verify_finds_what_the_model_has_no_place_for(tmp_path, in_process):
+    """Names that tell nothing are looked up, also where they end as those of a weight or a bias."""
+    source = _siglip(tmp_path / "dense")
+    quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
+    file = tmp_path / "q" / "model.safetensors"
+    stored = load_file(file)
+    layer = next(name for name in stored if name.endswith("layers.0.mlp.fc1.weight"))
+    extra = [layer.replace("fc1", "foo"), layer.replace("fc1.weight", "foo.bias")]
+    ones = torch.ones(64)
+    save_file(stored | {name: ones.clone() for name in extra}, file, metadata={"format": "pt"})
+    findings = audit(str(tmp_path / "q"))[1]
+    assert [(each.severity, each.tensor) for each in findings] == [
+        ("fault", name) for name in sorted(extra)
+    ]
+    assert {each.reason for each in findings} == {"the model has no place for it"}
+    # One that is neither makes every command ask.
+    other = layer.replace("fc1.weight", "odd")
+    save_file(stored | {extra[0]: ones, other: ones.clone()}, file, metadata={"format": "pt"})
+    assert {each.tensor for each in audit(str(tmp_path / "q"))[1]} == {extra[0], other}
+    with pytest.raises(FormatError, match="the model has no place for it"):
+        dequantize_checkpoint(str(tmp_path / "q"), str(tmp_path / "out"))
 
 
 def test_a_model_of_other_linear_layers_has_nothing_to_quantize(tmp_path, in_process):

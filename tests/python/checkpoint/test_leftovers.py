@@ -27,6 +27,8 @@ UNREAD = {
     f"{LAYER}.weight_scale_inv": f"beside the 4-bit {LAYER}",
     f"{LAYER}.smooth": f"beside the 4-bit {LAYER}",
     f"{LAYER}.lut": f"beside the 4-bit {LAYER}",
+    f"{LAYER}.lora_A.weight": f"beside the 4-bit {LAYER}",
+    f"{LAYER}.lora_A.default.bias": f"beside the 4-bit {LAYER}",
     "model.layers.0.mlp.smooth_scales": "smooth_scales is a part of something quantized",
     "model.layers.0.mlp.down_proj.weight_scale_inv": "weight_scale_inv is a part of",
     "model.layers.0.mlp.down_proj.SCB": "SCB is a part of something quantized",

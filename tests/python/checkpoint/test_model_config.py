@@ -86,6 +86,9 @@ def test_what_loads_or_runs_is_left_out():
     }  # fmt: skip
     assert _passed(**left_out, nested=left_out) == {"nested": {}}
     assert _passed(use_pretrained_backbone=True) == {"use_pretrained_backbone": False}
+    arguments = {"pretrained": True, "in_chans": 3}
+    assert _passed(model_args=arguments) == {"model_args": {"in_chans": 3}}
+    assert _passed(model_args=None) == {"model_args": None}
 
 
 REFUSED = [
@@ -99,6 +102,9 @@ REFUSED = [
     ({"text_config": {"torch_dtype": "hub"}}, "text_config.torch_dtype is 'hub'"),
     ({"dtype": {"": "load"}}, "dtype. is 'load'"),
     ({"dtype": 5}, "dtype is 5"),
+    ({"dtype": ["float16"]}, "dtype is ['float16']; expected bfloat16, float16"),
+    ({"model_args": "a/b"}, "model_args is 'a/b'; expected an object"),
+    ({"vision_config": {"model_args": ["a/b"]}}, "vision_config.model_args is ['a/b']"),
     ({"hidden_act": "someone/act"}, "hidden_act names a place"),
     ({"vision_config": {"hidden_act": "a:b"}}, "vision_config.hidden_act names a place"),
 ]

@@ -15,12 +15,18 @@ import numpy as np
 import pytest
 from int4_checkpoints import LAYER, Case
 from nf4.checkpoint import Checkpoint, FormatError, survey
+from nf4.checkpoint.quantization import quantization
 from nf4.cli import main
 
 V2 = Case("gptq_v2", symmetric=False)
 NAMED = V2.config
 UNNAMED = {key: value for key, value in NAMED.items() if key != "quant_method"}
-BESIDE = ("quantize_config.json", "quant_config.json", "quantization_config.json")
+BESIDE = (
+    "quantize_config.json",
+    "quant_config.json",
+    "quantization_config.json",
+    "hf_quant_config.json",
+)
 
 
 def folder(
@@ -112,6 +118,42 @@ def test_what_is_converted_says_it_once(place, tmp_path):
         assert main(["dequantize", str(out), str(tmp_path / f"{to}-dense")]) == 0
         require_oracle(tmp_path / f"{to}-dense", V2)
     assert main(["convert", str(source), str(tmp_path / "again"), "--to", "gptq_v2"]) == 2
+
+
+AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4,
+              "group_size": 32, "sym": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "said", "beside"),
+    [
+        (Case("gptq"), AUTO_ROUND, {"bits": 4, "sym": True}),
+        (Case("gptq"), Case("gptq").config, {"sym": True, "version": 1}),
+        (V2, NAMED, {"w_bit": 4, "zero_point": True}),
+        (Case("compressed-tensors"), Case("compressed-tensors").config, {"bits": 4}),
+    ],
+    ids=["auto-round", "gptq", "gptq_v2", "compressed-tensors"],
+)
+def test_a_method_is_guessed_where_none_is_named(case, said, beside, tmp_path):
+    """No key of another method, and no file's name, says more than the name of the method."""
+    for name in BESIDE[:2]:
+        source = folder(tmp_path / name, case, {"quantization_config": said}, {name: beside})
+        assert models.findings("fault", source) == []
+        with Checkpoint(source) as checkpoint:
+            found = quantization(checkpoint)
+        assert found is not None and found.method == said["quant_method"]
+        assert main(["dequantize", str(source), str(tmp_path / f"{name}-dense")]) == 0
+        require_oracle(tmp_path / f"{name}-dense", case)
+
+
+def test_places_of_one_tool_name_its_method(tmp_path):
+    for name, config, beside in (
+        ("mlx", {"quantization": {"bits": 4, "group_size": 32}}, {}),
+        ("modelopt", {}, {"hf_quant_config.json": {"quantization": {"quant_algo": "FP8"}}}),
+    ):
+        source = folder(tmp_path / name, V2, {"quantization_config": NAMED, **config}, beside)
+        (fault,) = models.findings("fault", source)
+        assert f"says quant_method '{name}', but" in fault or f"says '{name}'" in fault
 
 
 def test_awq_of_the_file_that_autoawq_writes(tmp_path):
@@ -223,6 +265,45 @@ def test_what_is_not_read_is_named_by_every_command(name, nested, tmp_path, caps
         stderr = capsys.readouterr().err
         assert sentence in stderr and stderr.count("\n") == 1
     assert helpers.listing(tmp_path) == ["q"]
+
+
+FP8 = {"quantization_config": {"quant_method": "fp8"}}
+
+
+def test_weights_of_an_unknown_method_are_shown_and_not_read(tmp_path, capsys):
+    dense = helpers.write_model(tmp_path / "dense")
+    source = tmp_path / "q"
+    assert main(["quantize", str(dense), str(source)]) == 0
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | FP8))
+    sentence = "the model is quantized by 'fp8', which is not read"
+    assert models.findings("fault", source) == [sentence]
+    with pytest.raises(FormatError, match=sentence):
+        nf4.load(source)
+    capsys.readouterr()
+    assert main(["inspect", str(source), "--json"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["totals"]["weights"] == 2 and document["warnings"] == [sentence]
+    assert err == f"nf4: warning: {sentence}\n"
+    assert main(["inspect", str(dense), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["warnings"] == [] and err == ""
+
+
+def test_what_another_file_alone_says_goes_into_the_copy(tmp_path):
+    """All weights are in 4 bits already, and the file that says so is not copied."""
+    dense, source, again = (tmp_path / name for name in ("dense", "q", "again"))
+    helpers.write_model(dense)
+    assert main(["quantize", str(dense), str(source)]) == 0
+    expected = helpers.tree(source)
+    config = json.loads((source / "config.json").read_text())
+    said = config.pop("quantization_config")
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "quantization_config.json").write_text(json.dumps(said))
+    assert main(["quantize", str(source), str(again)]) == 0
+    assert helpers.tree(again) == expected
+    assert main(["verify", str(again)]) == 0
 
 
 def test_a_folder_that_says_nothing_is_not_guessed(tmp_path, capsys):

@@ -196,6 +196,17 @@ def test_a_checkpoint_of_another_format(tmp_path, options, said):
         load_checkpoint(empty_model(tmp_path / "m"), tmp_path / "other")
 
 
+def test_weights_of_an_unknown_method_are_refused(tmp_path):
+    model = write(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "fp8"}})
+    )
+    for load in (empty_model, lambda path: load_checkpoint(model, path)):
+        with pytest.raises(FormatError, match="quantized by 'fp8', which is not read"):
+            load(tmp_path)
+
+
 def test_layers_that_only_one_has_in_4_bits(tmp_path):
     write(tmp_path / "m")
     write(tmp_path / "other", skip=["*.mlp.*"])

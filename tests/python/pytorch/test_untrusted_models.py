@@ -3,6 +3,7 @@ fetch or to run, and reads no file that was not checked."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import warnings
@@ -15,14 +16,18 @@ import torch_cases
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch", "transformers")
 
+import huggingface_hub  # noqa: E402
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
+import transformers  # noqa: E402
 from experts_cases import qwen3  # noqa: E402
 from int4_models import checkpoint  # noqa: E402
 from nf4.checkpoint import FormatError  # noqa: E402
 from nf4.checkpoint.model_config import model_config  # noqa: E402
 from nf4.torch import quantize_model  # noqa: E402
-from nf4.torch.distributed import empty_model  # noqa: E402
+from nf4.torch.distributed import empty_model, load_checkpoint  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from torch import nn  # noqa: E402
 from transformers.integrations import hub_kernels  # noqa: E402
 
 TOKENS = torch.arange(14).view(2, 7)
@@ -107,6 +112,93 @@ def test_a_configuration_that_is_none_is_refused(changes, way):
     _change(folder, **changes)
     with pytest.raises(FormatError, match=r"config.json: transformers cannot build the model"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            {"architectures": ["DetrForObjectDetection"], "model_type": "detr",
+             "backbone": "evil/repo", "use_timm_backbone": False, "use_pretrained_backbone": True},
+            "backbone is 'evil/repo', a model of its own",
+        ),
+        (
+            {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+             "attn_implementation": "someone/kernel"},
+            "attn_implementation is 'someone/kernel', which names code to fetch",
+        ),
+        (
+            {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 7},
+            "hidden size",
+        ),
+        (
+            {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": -1},
+            "negative dimension",
+        ),
+    ],
+    ids=["backbone", "kernel", "no configuration", "no model"],
+)  # fmt: skip
+def test_load_checkpoint_asks_no_model_that_fetches(config, reason, tmp_path, fetched, monkeypatch):
+    """The tensor's name is not the model's, so that the model of config.json is asked for it."""
+
+    def downloaded(*_: object, **__: object) -> None:
+        raise AssertionError("something is fetched")
+
+    monkeypatch.setattr(huggingface_hub.file_download, "hf_hub_download", downloaded)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", downloaded)
+    monkeypatch.setattr("transformers.utils.hub.hf_hub_download", downloaded)
+    save_file({"other.weight": torch.ones(4, 4)}, tmp_path / "model.safetensors")
+    _change(tmp_path, **config)
+    with pytest.raises(FormatError, match="transformers cannot build the model: ") as caught:
+        load_checkpoint(nn.Linear(4, 4), tmp_path)
+    assert reason in str(caught.value)
+    assert fetched == []
+
+
+KEYS = {"to_dict": 1, "from_dict": 2, "self": 3, "fields": 4, "__class__": 5, "__deepcopy__": 6,
+        "dequantize": 7}  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [_integers, _experts])
+def test_keys_of_the_quantization_replace_nothing(made, tmp_path):
+    made(tmp_path / "m")
+    stored = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]
+    _change(tmp_path / "m", quantization_config=stored | KEYS)
+    model = nf4.torch.load(tmp_path / "m")
+    assert dict(model.config.quantization_config) == stored | KEYS
+    assert not getattr(model.config.quantization_config, "dequantize", False)
+    model.save_pretrained(tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "config.json").read_text())["quantization_config"]
+    assert again == stored | KEYS
+    copy.deepcopy(model.config)
+
+
+def test_from_pretrained_with_such_keys(tmp_path):
+    _experts(tmp_path / "m")
+    stored = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]
+    _change(tmp_path / "m", quantization_config=stored | KEYS)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    assert model.config.quantization_config.to_dict() == stored | KEYS
+
+
+@pytest.mark.parametrize("value", ["nope", "int4", ["x"], {"a": 1}, 5], ids=str)
+def test_a_compute_dtype_that_is_none_is_refused(value, tmp_path):
+    model = qwen3()
+    quantize_model(model)
+    model.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    _change(tmp_path, quantization_config=stored | {"bnb_4bit_compute_dtype": value})
+    for options in ({}, {"compute_dtype": "fp32"}):
+        with pytest.raises(FormatError, match=r"config.json: bnb_4bit_compute_dtype is .*float32"):
+            empty_model(tmp_path, **options)
+
+
+def test_from_pretrained_names_a_compute_dtype_that_is_none(tmp_path):
+    _experts(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    _change(tmp_path, quantization_config=stored | {"bnb_4bit_compute_dtype": ["x"]})
+    with pytest.raises(ValueError, match="bnb_4bit_compute_dtype is "):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_known_implementations_load(way, fetched):

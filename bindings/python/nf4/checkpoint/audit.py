@@ -15,7 +15,7 @@ from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.int4_audit import int4_config_problems, int4_value_problems
 from nf4.checkpoint.kinds import integer_settings, method_problem, survey
-from nf4.checkpoint.leftovers import strangers
+from nf4.checkpoint.leftovers import strangers, without_place
 from nf4.checkpoint.model_files import config_problems
 from nf4.checkpoint.quantization import config_path, quantization
 from nf4.checkpoint.rules import (
@@ -198,6 +198,7 @@ def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding
             problem = f"{by} does not load it: {reason}"
             findings.append(Finding(severity, checkpoint.owner[name].path, name, problem))
     if rules.model is not None:
+        findings += map(_fault, without_place(checkpoint, found, rules.model))
         config = config_path(checkpoint)
         for problem in rules.model.absent_experts():
             findings.append(Finding("fault", checkpoint.path, None, problem))

@@ -62,8 +62,9 @@ def _quantized_config(
     rules: Rules,
     options: QuantizeOptions,
 ) -> dict[str, Any]:
-    if not steps and quantization(checkpoint) is not None:
-        return checkpoint.config
+    said = quantization(checkpoint)
+    if not steps and said is not None:
+        return {**without_quantization(checkpoint.config), "quantization_config": said.config}
     quantized = {step.name for step in steps if isinstance(step, Quantize)}
     for step in steps:
         if isinstance(step, QuantizeStack):

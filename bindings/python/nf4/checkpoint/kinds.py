@@ -54,24 +54,25 @@ def survey(checkpoint: Checkpoint) -> Survey:
     return found
 
 
-def require_readable(checkpoint: Checkpoint, found: Survey) -> None:
-    """FormatError unless every tensor of a survey is understood: for what the checkpoint says of
-    its quantization and is not read, for the first fault, and for what is in the layout of another
-    library."""
+def require_loadable(checkpoint: Checkpoint, found: Survey) -> None:
+    """FormatError for what the checkpoint says of its quantization and is not read, for the first
+    fault of a survey, and for a directory that has a place to say which version of GPTQ it is in,
+    and does not."""
     problem = method_problem(quantization(checkpoint))
     if problem is not None:
         raise problem
-    for fault in (*found.faults, *found.unread):
-        raise fault
-    require_version(checkpoint, found)
-
-
-def require_version(checkpoint: Checkpoint, found: Survey) -> None:
-    """FormatError for a directory that has a place to say which version of GPTQ it is in, and does
-    not."""
+    found.require_sound()
     if checkpoint.directory is not None and is_assumed(checkpoint, found):
         reason = "no quantization_config tells whether it is in gptq or gptq_v2"
         raise FormatError(checkpoint.path, reason)
+
+
+def require_readable(checkpoint: Checkpoint, found: Survey) -> None:
+    """FormatError unless every tensor of a survey is understood: beside what require_loadable
+    refuses, for what is in the layout of another library."""
+    require_loadable(checkpoint, found)
+    for fault in found.unread:
+        raise fault
 
 
 def is_assumed(checkpoint: Checkpoint, found: Survey) -> bool:

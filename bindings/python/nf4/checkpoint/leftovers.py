@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from nf4.checkpoint.architecture import Model
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.rules import choose_rules
@@ -41,11 +42,14 @@ def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
     modules = {name.removesuffix(".weight") for name in found.weights}.union(found.weights)
     for name, info in found.dense.items():
         module, _, last = name.rpartition(".")
-        if last == "bias" or is_harmless(info):
+        parts = module.split(".")
+        above = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+        owner = next((each for each in above if each in modules), None)
+        if is_harmless(info) or (last == "bias" and owner == module):
             continue
         reason = None
-        if module in modules:
-            reason = f"it is beside the 4-bit {module}, and is not read"
+        if owner is not None:
+            reason = f"it is beside the 4-bit {owner}, and is not read"
         elif PART.fullmatch(last):
             reason = f"{last} is a part of something quantized, and is not read"
         elif last == "weight" and len(info.shape) > 1 and info.dtype not in _DENSE_DTYPES:
@@ -55,22 +59,24 @@ def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
 
 
 def strangers(checkpoint: Checkpoint, found: Survey) -> list[FormatError]:
-    """An error for each dense tensor beside 4-bit weights that is neither a weight nor a bias and
-    that the model of config.json has no place for. Asks for the model only where there is such a
-    tensor; none where no model can be asked."""
-    unusual = [
-        name
+    """The errors of without_place. Asks for the model only where a dense tensor beside 4-bit
+    weights is neither a weight nor a bias; none where no model can be asked."""
+    unusual = any(
+        not (name.endswith((".weight", ".bias")) or is_harmless(info))
         for name, info in found.dense.items()
-        if not (name.endswith((".weight", ".bias")) or is_harmless(info))
-    ]
+    )
     if not unusual or not found.weights:
         return []
     rules, _ = choose_rules(checkpoint.config, found)
-    unexpected = set(rules.model.unexpected) if rules.model is not None else set()
+    return [] if rules.model is None else without_place(checkpoint, found, rules.model)
+
+
+def without_place(checkpoint: Checkpoint, found: Survey, model: Model) -> list[FormatError]:
+    """An error for each dense tensor that the model of config.json has no place for."""
     return [
         FormatError(checkpoint.owner[name].path, "the model has no place for it", name)
-        for name in unusual
-        if name in unexpected
+        for name in model.unexpected
+        if name in found.dense and not is_harmless(found.dense[name])
     ]
 
 

@@ -67,7 +67,9 @@ class _Filter:
                 kept[key] = item
             elif key == "use_pretrained_backbone":
                 kept[key] = False
-            elif key in _TEXT or key == "model_args" and _are_numbers(item, here):
+            elif key == "model_args":
+                kept[key] = _numbers(item, here)
+            elif key in _TEXT:
                 kept[key] = item
             elif self._is_plain(item):
                 kept[key] = self._value(item, here)
@@ -110,17 +112,22 @@ def _require_dtype(value: object, path: tuple[str, ...]) -> None:
     if isinstance(value, dict):
         for key, each in value.items():
             _require_dtype(each, (*path, key))
-    elif value is not None and value not in _DTYPES:
+    elif value is not None and not (isinstance(value, str) and value in _DTYPES):
         raise ValueError(f"{'.'.join(path)} is {value!r}; expected {', '.join(sorted(_DTYPES))}")
 
 
-def _are_numbers(value: object, path: tuple[str, ...]) -> bool:
-    """Of arguments of timm.create_model: there are names of files and addresses among them."""
-    for key, item in value.items() if isinstance(value, dict) else ():
+def _numbers(value: object, path: tuple[str, ...]) -> dict[str, Any] | None:
+    """Arguments of timm.create_model, without the one that fetches weights. Names of files and
+    addresses are among the others, so only numbers and flags may pass."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError(f"{'.'.join(path)} is {value!r}; expected an object")
+    for key, item in value.items():
         each = item if isinstance(item, list) else [item]
         if not all(part is None or isinstance(part, (int, float)) for part in each):
             raise ValueError(f"{'.'.join((*path, key))} is {item!r}; expected numbers and flags")
-    return True
+    return {key: item for key, item in value.items() if key != "pretrained"}
 
 
 def _require_no_backbone(config: Mapping[str, Any], path: tuple[str, ...]) -> None:

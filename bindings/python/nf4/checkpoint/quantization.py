@@ -9,7 +9,7 @@ import dataclasses
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.source import CONFIG_NAME, Checkpoint
@@ -36,7 +36,7 @@ _DECISIVE = (
     "is_marlin_format", "sym", "zero_point", "desc_act", "data_type", "dynamic", "extra_config",
     "config_groups", "sparsity_config", "transform_config", "load_in_4bit", "load_in_8bit",
 )  # fmt: skip
-# A config that names no method is of the first one that has such a key.
+# Where no place names a method, a config is of the first one that has such a key.
 _KEYS_OF_METHODS = {
     "compressed-tensors": ("config_groups",),
     "auto-round": ("packing_format", "autoround_version"),
@@ -45,13 +45,10 @@ _KEYS_OF_METHODS = {
     "awq": ("zero_point", "version"),
     "gptq": ("desc_act", "damp_percent", "true_sequential", "checkpoint_format", "sym"),
 }
-# A file that names no method and has no such key is of the tool that uses its name: AutoGPTQ and
-# GPTQModel, AutoAWQ, ModelOpt.
-_METHOD_OF_FILE = {
-    "quantize_config.json": "gptq",
-    "quant_config.json": "awq",
-    "hf_quant_config.json": "modelopt",
-}
+# A file without such a key is then of the tool that uses its name: AutoGPTQ and GPTQModel, AutoAWQ.
+_METHOD_OF_FILE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+# A key and a file that one tool alone writes, which name the method by that.
+_METHOD_OF_PLACE = {_KEY_OF_MLX: MLX, "hf_quant_config.json": "modelopt"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +76,11 @@ def config_path(checkpoint: Checkpoint) -> str:
 def quantization(checkpoint: Checkpoint) -> Quantization | None:
     """What the checkpoint says of its quantization, by all places that say it; None if there is
     none. FormatError where two disagree, or one is no object."""
-    found = list(_places(checkpoint))
-    if not found:
+    places = list(_places(checkpoint))
+    if not places:
         return None
+    stated = next((method for place in places if (method := place.stated())), None)
+    found = [place.read(stated) for place in places]
     merged = found[0]
     for other in found[1:]:
         difference = _difference(merged, other)
@@ -125,42 +124,55 @@ def _blocks(config: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
                 queue.append(((*path, key), each))
 
 
-def _places(checkpoint: Checkpoint) -> Iterator[Quantization]:
-    """One that is null or empty says nothing."""
+class _Place(NamedTuple):
+    """A block that says how a checkpoint is quantized. name: its own key, or that of its file."""
+
+    block: dict[str, Any]
+    path: str
+    place: str
+    name: str
+
+    def stated(self) -> str | None:
+        """The method that the place names, if it does."""
+        method = self.block.get("quant_method") or self.block.get("method")
+        if method is None:
+            return _METHOD_OF_PLACE.get(self.name)
+        # intel/auto-round, auto_round and compressed_tensors are older spellings.
+        return str(method).lower().removeprefix("intel/").replace("_", "-")
+
+    def _guessed(self) -> str | None:
+        of_keys = _KEYS_OF_METHODS.items()
+        found = (method for method, keys in of_keys if any(key in self.block for key in keys))
+        return next(found, _METHOD_OF_FILE.get(self.name))
+
+    def read(self, stated: str | None) -> Quantization:
+        """Reads the block. stated: the method that another place names."""
+        method = self.stated() or stated or self._guessed()
+        try:
+            config = _with_usual_keys(method, self.block)
+        except ValueError as error:
+            raise FormatError(self.path, f"{self.place}: {error}") from None
+        return Quantization(method, config, self.path, self.place)
+
+
+def _places(checkpoint: Checkpoint) -> Iterator[_Place]:
+    """All places that say it. A block that is null or empty says nothing."""
     config = config_path(checkpoint)
-    default = MLX if any(_is_of_mlx(*item) for item in checkpoint.config.items()) else None
     for path, block in _blocks(checkpoint.config):
         if block:
-            yield _read(block, config, f"{CONFIG_NAME}: {'.'.join(map(str, path))}", default)
+            yield _place(block, config, f"{CONFIG_NAME}: {'.'.join(map(str, path))}", path[-1])
     for name, block in checkpoint.beside.items():
         if block:
-            path_of_file = os.path.join(os.path.dirname(config), name)
-            yield _read(block, path_of_file, name, _METHOD_OF_FILE.get(name))
+            yield _place(block, os.path.join(os.path.dirname(config), name), name, name)
 
 
-def _read(block: Any, path: str, place: str, default: str | None) -> Quantization:
-    """default: its method, where nothing says that."""
+def _place(block: Any, path: str, place: str, name: str) -> _Place:
     if not isinstance(block, dict):
         raise FormatError(path, f"{place.rpartition(' ')[2]} is not an object")
     inner = block.get(_KEYS[0])
     if isinstance(inner, dict):  # as compressed-tensors once wrote it, beside sparsity_config
         block = {**{key: each for key, each in block.items() if key != _KEYS[0]}, **inner}
-    method = _method(block, default)
-    try:
-        return Quantization(method, _with_usual_keys(method, block), path, place)
-    except ValueError as error:
-        raise FormatError(path, f"{place}: {error}") from None
-
-
-def _method(block: Mapping[str, Any], default: str | None) -> str | None:
-    name = block.get("quant_method") or block.get("method")
-    if name is not None:
-        # intel/auto-round, auto_round and compressed_tensors are older spellings.
-        return str(name).lower().removeprefix("intel/").replace("_", "-")
-    for method, keys in _KEYS_OF_METHODS.items():
-        if any(key in block for key in keys):
-            return method
-    return default
+    return _Place(block, path, place, name)
 
 
 def _with_usual_keys(method: str | None, block: Mapping[str, Any]) -> dict[str, Any]:

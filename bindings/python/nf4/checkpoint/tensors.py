@@ -24,7 +24,7 @@ from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4 import Int4State, Int4Weight
 from nf4.checkpoint.int4_layouts import LAYOUTS, SYMMETRIC_ZERO
 from nf4.checkpoint.int4_plan import Int4Plan
-from nf4.checkpoint.kinds import require_version, survey
+from nf4.checkpoint.kinds import require_loadable, survey
 from nf4.checkpoint.model_files import write_json
 from nf4.checkpoint.quantization import says_quantization
 from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of
@@ -53,8 +53,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, nf4.Weight[np.ndarray] | np.
     """
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
-        found.require_sound()
-        require_version(checkpoint, found)
+        require_loadable(checkpoint, found)
         tensors: dict[str, Any] = {n: w.load(checkpoint) for n, w in found.weights.items()}
         for name, info in found.dense.items():
             file = checkpoint.owner[name]

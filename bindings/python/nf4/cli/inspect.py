@@ -12,13 +12,15 @@ import numpy as np
 from nf4.checkpoint.audit import ErrorStatistics, error_statistics, relative, stacks_by_name
 from nf4.checkpoint.errors import FormatError, printable
 from nf4.checkpoint.header import TensorInfo
-from nf4.checkpoint.kinds import survey
+from nf4.checkpoint.kinds import method_problem, survey
+from nf4.checkpoint.quantization import quantization
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.cli.console import (
     add_command,
     add_threads,
     natural_key,
+    note,
     print_json,
     progress,
     show,
@@ -105,7 +107,8 @@ def _totals(found: Survey, errors: dict[str, ErrorStatistics]) -> dict[str, Any]
 def inspect_checkpoint(
     path: str, dense_path: str | None = None, *, threads: int = 0, quiet: bool = True
 ) -> dict[str, Any]:
-    """What `nf4 inspect --json` prints: {"path", "tensors": [...], "totals": {...}}.
+    """What `nf4 inspect --json` prints: {"path", "tensors": [...], "totals": {...},
+    "warnings": [...]}; one is that nothing reads what the checkpoint says of its quantization.
 
     Raises FormatError for a broken checkpoint, or a dense one that does not fit it."""
     with ExitStack() as stack:
@@ -127,7 +130,10 @@ def inspect_checkpoint(
         rows = [weight_row(weight, errors.get(name)) for name, weight in found.weights.items()]
         rows += [_dense_row(info) for info in found.dense.values()]
         rows.sort(key=lambda row: natural_key(row["name"]))
-        return {"path": path, "tensors": rows, "totals": _totals(found, errors)}
+        problem = method_problem(quantization(checkpoint))
+        warnings = [] if problem is None else [problem.reason]
+        totals = _totals(found, errors)
+        return {"path": path, "tensors": rows, "totals": totals, "warnings": warnings}
 
 
 def _scale_cells(row: dict[str, Any]) -> tuple[str, str]:
@@ -185,6 +191,8 @@ def report_lines(document: dict[str, Any]) -> Iterator[str]:
 
 def run(args: argparse.Namespace) -> int:
     document = inspect_checkpoint(args.path, args.dense, threads=args.threads, quiet=args.quiet)
+    for warning in document["warnings"]:
+        note(f"warning: {warning}")
     if args.json:
         print_json(document)
     else:

@@ -3,12 +3,16 @@ transformers is, of which it needs these two modules alone."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from nf4.checkpoint.quantization import OF_EXPERTS
 
 
 class OurLayers:
@@ -40,9 +44,22 @@ class FrozenQuantizer(OurLayers, HfQuantizer):
 
 
 class StoredConfig(QuantizationConfigMixin):
-    """A quantization_config of config.json as an object: to_dict gives what it was made of."""
+    """A quantization_config of config.json as an object: to_dict gives what it was made of. Its
+    keys are not trusted, so that none becomes an attribute but quant_method."""
 
-    quant_method = "nf4"  # where config.json names none
+    def __init__(self, fields: Mapping[str, Any], /):
+        self.fields = dict(fields)
+        self.quant_method = fields.get("quant_method", OF_EXPERTS)
 
-    def __init__(self, **fields: Any):
-        self.__dict__.update(fields)
+    @classmethod
+    def from_dict(
+        cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any
+    ) -> Any:
+        made = cls(config_dict)
+        return (made, kwargs) if return_unused_kwargs else made
+
+    def to_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(self.fields)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        yield from self.to_dict().items()

@@ -148,7 +148,7 @@ def load_model(
         # Those that were of use on loading are not all that to_dense needs.
         model._weight_conversions = None
     checkpoint.check_unchanged()
-    described = StoredConfig(**({} if said is None else said.config))
+    described = StoredConfig({} if said is None else said.config)
     model.hf_quantizer.quantization_config = model.config.quantization_config = described
     if said is None:
         del model.config.quantization_config

@@ -26,7 +26,7 @@ def mark(model: PreTrainedModel, config: Mapping[str, Any]) -> None:
         stored = BitsAndBytesConfig.from_dict(dict(config))
         quantizer = LinearQuantizer(stored, pre_quantized=True)
     else:
-        stored = StoredConfig(**config)
+        stored = StoredConfig(config)
         quantizer = FrozenQuantizer(stored)
     model.hf_quantizer, model.config.quantization_config = quantizer, stored
     mark_as(model, stored.quant_method)

@@ -32,9 +32,6 @@ _SCALES = r"\.(nested_)?(absmax|quant_map)$|\.quant_state\.bitsandbytes__(nf4|fp
 class NF4Config(StoredConfig):
     """The quantization_config of such a checkpoint, as config.json has it."""
 
-    def __init__(self, quant_method: str = OF_EXPERTS, **fields: Any):
-        super().__init__(quant_method=quant_method, **fields)
-
 
 class _Codes(nn.Module):
     """In the place of a layer while transformers loads: it gives the codes memory, on whichever

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.bnb import STATE_MARK
+from nf4.checkpoint.quantization import config_path
 from nf4.torch.distributed._cuts import Ranges
 from nf4.torch.modules.base import QuantizedModule
 
@@ -85,10 +86,17 @@ def _targets(
     try:
         from nf4.checkpoint.meta_model import LoadPlan, build, model_class
 
-        kind = model_class(checkpoint.config)
-        plan = LoadPlan(build(kind, kind.config_class.from_dict(dict(checkpoint.config))))
+        model_class(checkpoint.config)
     except (ImportError, LookupError, TypeError):  # not a model of transformers
         return *own, {}
+    from nf4.torch._model_source import class_and_config
+
+    kind, config = class_and_config(checkpoint)
+    try:
+        plan = LoadPlan(build(kind, config))
+    except Exception as error:  # classes of models fail in their own ways
+        reason = f"transformers cannot build the model: {' '.join(str(error).split())}"
+        raise FormatError(config_path(checkpoint), reason) from None
 
     def target(name: str) -> str:
         found = plan.target(name)[0]

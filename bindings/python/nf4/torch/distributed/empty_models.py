@@ -66,7 +66,11 @@ def empty_model(
         stored = {} if said is None else said.config
         if stored:
             model.config.quantization_config = stored
-        put_layers(model, checkpoint, found.weights, computing or compute_dtype_of(stored))
+        try:
+            stored_dtype = compute_dtype_of(stored)
+        except ValueError as error:
+            raise FormatError(config_path(checkpoint), str(error)) from None
+        put_layers(model, checkpoint, found.weights, computing or stored_dtype)
     if any(map(is_stack, found.weights.values())):
         save_as_stacks(model)
     _siblings.join(model)
@@ -80,15 +84,20 @@ def _mark(model: PreTrainedModel, checkpoint: Checkpoint, stored: dict[str, Any]
 
     try:
         mark(model, stored)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         reason = f"transformers does not take the quantization_config: {error}"
         raise FormatError(config_path(checkpoint), reason) from None
 
 
 def compute_dtype_of(quantization_config: Mapping[str, Any]) -> torch.dtype | None:
-    """Of config.json."""
+    """The compute dtype that config.json gives; ValueError for what is none."""
     name = quantization_config.get("bnb_4bit_compute_dtype")
-    return torch_dtype(TORCH_TO_NF4[name]) if name in TORCH_TO_NF4 else None
+    if name is None:
+        return None
+    if not isinstance(name, str) or name not in TORCH_TO_NF4:
+        expected = ", ".join(TORCH_TO_NF4)
+        raise ValueError(f"bnb_4bit_compute_dtype is {name!r}; expected {expected}")
+    return torch_dtype(TORCH_TO_NF4[name])
 
 
 def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrainedModel:

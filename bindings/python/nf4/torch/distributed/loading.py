@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nf4.checkpoint import Checkpoint, FormatError, Survey, survey
-from nf4.checkpoint.kinds import require_version
+from nf4.checkpoint.kinds import require_loadable
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument, kind_of
 from nf4.torch.distributed import _adapters, _reading
@@ -93,8 +93,7 @@ def _open(path: str | os.PathLike[str], stack: contextlib.ExitStack) -> tuple[_O
     """stack: what closes it, also where another rank fails."""
     checkpoint = stack.enter_context(Checkpoint(path))
     found = survey(checkpoint)
-    found.require_sound()
-    require_version(checkpoint, found)
+    require_loadable(checkpoint, found)
     opened = _Opened(checkpoint, found)
     return opened, opened.summary()
 
