@@ -715,9 +715,9 @@ NF4_API nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight,
  * timed libnf4 (nf4_device.timed is 0) are conservative. There, fused is named for up to 16
  * rows of x if the GPU has a kernel for few rows of that kind of weight: a GPU with 99 KiB of
  * shared memory for a thread block has none for NF4 and FP4, and a GPU of compute capability
- * 7.5 has none at all. Fused is also named for experts with few rows, and for integers that have few
- * columns or are slow to dequantize. A product that the launch refuses on a
- * GPU, such as fp32 with more than 16 rows of x, is dense.
+ * 7.5 has none at all. Fused is also named for experts with few rows, and for integers that
+ * have few columns or are slow to dequantize. A product that the launch refuses on a GPU, such
+ * as fp32 with more than 16 rows of x, is dense.
  *
  * The answer for a device and the same shapes, dtypes, strides and alignments stays the same for
  * the life of the process: a caller may keep it. Versions of the library may answer differently. */
