@@ -131,7 +131,8 @@ def test_integers_of_another_layout(tmp_path, old, new):
     folder = tmp_path / "int4"
     int4_models.checkpoint(folder, "awq")
     if old == b"awq":
-        edit_config(folder, quantization_config={"quant_method": "gptq"})
+        gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+        edit_config(folder, quantization_config=gptq)
     else:
         edit_header(folder, old, new)
     result = run(folder, "--tokens", "2", "1,2")

@@ -199,10 +199,16 @@ tree_map = _found("tree_map", "utils._pytree.tree_map", _map)
 # ---- Operators' registrations ----------------------------------------------------------
 
 
-def argument_names(op: Any) -> list[str] | None:
-    """Those of an operator's overload; None if they cannot be asked for."""
+def arguments_of(op: Any) -> list[Any] | None:
+    """The arguments that an operator's overload declares; None if they cannot be asked for."""
     schema = getattr(op, "_schema", None)
-    return None if schema is None else [each.name for each in schema.arguments]
+    return None if schema is None else list(schema.arguments)
+
+
+def argument_names(op: Any) -> list[str] | None:
+    """The names of arguments_of."""
+    arguments = arguments_of(op)
+    return None if arguments is None else [each.name for each in arguments]
 
 
 def destroy(library: torch.library.Library) -> None:

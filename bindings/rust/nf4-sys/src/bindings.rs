@@ -601,15 +601,19 @@ const _: () = {
         "Offset of field: nf4_int4_sizes::zeros_bytes",
     ][::core::mem::offset_of!(nf4_int4_sizes, zeros_bytes) - 32usize];
 };
-/** There are two ways to compute a product: libnf4's function for it, which reads the packed
- weight (fused), or nf4_*dequant_* into memory of the caller and a dense matrix product,
- such as cuBLAS has (dense). The functions below say which way is expected to take less time
- on a device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
+/** There are two ways to compute a product. Fused: libnf4's function for it reads the packed
+ weight. Dense: nf4_dequant_launch or nf4_int4_dequant_launch, or its _cpu function on
+ host memory, writes the weight to memory of the caller, and a dense matrix product, such as
+ cuBLAS has, follows. The functions below say which way is expected to take less time on a
+ device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
 
- The answers for NVIDIA Hopper GPUs are measured. On a GPU on which nobody has timed libnf4
- (nf4_device.timed is 0) they are conservative: fused is named for few rows of x, for short
- products, for experts with few rows, and for weights that are slow to dequantize. Dense is
- named for a product that the launch refuses, as it does fp32 with more than 16 rows of x.
+ The answers for NVIDIA Hopper GPUs are measured. The answers for a GPU on which nobody has
+ timed libnf4 (nf4_device.timed is 0) are conservative. There, fused is named for up to 16
+ rows of x if the GPU has a kernel for few rows of that kind of weight: a GPU with 99 KiB of
+ shared memory for a thread block has none for NF4 and FP4, and a GPU of compute capability
+ 7.5 has none at all. Fused is also named for experts with few rows, and for integers that
+ have few columns or are slow to dequantize. A product that the launch refuses on a GPU, such
+ as fp32 with more than 16 rows of x, is dense.
 
  The answer for a device and the same shapes, dtypes, strides and alignments stays the same for
  the life of the process: a caller may keep it. Versions of the library may answer differently.*/
@@ -1148,9 +1152,10 @@ functions! {
     /** device is the index of a GPU or NF4_DEVICE_CPU. On success *path is one of the values above,
  and NF4_PATH_FUSED for a product that is empty.
 
- Pointers in the structs are not followed, but for the lora of args. As in nf4_matmul_plan, the
- alignment of packed and x counts, and whether codebook, zeros, g_idx, permutation, bias and
- x_index are NULL. The functions may load kernels, as nf4_device_info does.
+ Pointers in the structs are not followed, but for the lora of args. The answer depends on the
+ alignment of packed, the scales of the weight, x, and the a and b of a lora, and on whether
+ codebook, zeros, g_idx, permutation, bias and x_index are NULL. The functions may load kernels,
+ as nf4_device_info does.
 
  INVALID_ARGUMENT: as for the workspace_size function of the product; path is NULL; device is
  out of range. NO_CUDA, NO_DEVICE, UNSUPPORTED_DEVICE, CUDA_ERROR: as for nf4_device_info.*/

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
-from torch.utils._pytree import tree_map
 
 from nf4.errors import InvalidArgument
+from nf4.torch import _private
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Linear
 
@@ -132,7 +132,7 @@ class DenseWeight(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """This stops torch's fast paths, which would read memory that a DenseWeight has not."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with _private.no_torch_function():
             return func(*args, **(kwargs or {}))
 
     @classmethod
@@ -144,7 +144,7 @@ class DenseWeight(Tensor):
             return _view(func, args, kwargs)
         written = _written(func, args, kwargs)
         if written is None:
-            return func(*tree_map(_dense, args), **tree_map(_dense, kwargs))
+            return func(*_private.tree_map(_dense, args), **_private.tree_map(_dense, kwargs))
         if func is torch.ops.aten.copy_.default and written._is_same(args[1]):
             return written  # weight[i] += x ends so, and has written already
         dense = whole(written.layer)
@@ -153,7 +153,7 @@ class DenseWeight(Tensor):
         def taken(value: Any) -> Any:
             return part if value is written else _dense(value)
 
-        func(*tree_map(taken, args), **tree_map(taken, kwargs))
+        func(*_private.tree_map(taken, args), **_private.tree_map(taken, kwargs))
         written._write(dense)
         return written
 
@@ -188,9 +188,7 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DenseWeight | None:
     """The argument that the operator writes, if it is a DenseWeight."""
-    if not func._schema.is_mutable:
-        return None
-    for at, argument in enumerate(func._schema.arguments):
+    for at, argument in enumerate(_private.arguments_of(func) or ()):
         given = args[at] if at < len(args) else kwargs.get(argument.name)
         if isinstance(given, DenseWeight) and argument.is_write:
             return given
