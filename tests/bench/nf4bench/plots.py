@@ -201,7 +201,7 @@ class Plot(NamedTuple):
 
 
 DEQUANTIZE = "Dequantize NF4 (double quantization) on one {}:"
-# By the name of their figures.
+# The plots, by the name of their figures.
 PLOTS: dict[str, dict[str, Plot]] = {
     "bench": {
         "speedup": Plot(f"{DEQUANTIZE}\nhow much longer others take, to bf16", speedup),

@@ -69,9 +69,10 @@ def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list
                 True: where the class of the parent is defined in transformers.models. "all": in
                 every parent, for models that you know not to write so. False: each by itself
 
-    PEFT merges adapters into an NF4Linear, whose weight is quantized again. After to_dense, those
-    that were added beside a Linear4bit cannot be merged, since they look for its quant_state:
-    convert the model before PEFT adds them.
+    PEFT merges adapters into an NF4Linear, whose weight is quantized again. LoRA that was added
+    beside a Linear4bit is merged, too, before and after to_dense. Adapters of PEFT's other tuners
+    that were added beside a Linear4bit look for its quant_state and cannot be merged: convert the
+    model before PEFT adds them.
 
     Returns the names of the replaced layers. Raises InvalidArgument for a layer that is not
     quantized yet, is repacked (by bitsandbytes' CPU kernels, or for Marlin, Machete, ExLlama and
