@@ -168,8 +168,8 @@ nf4_status matmul_plan(const Tensor *const *weights, const nf4_matmul_args *args
 
 // ---- Which way is faster ---------------------------------------------------------------------
 
-// The path of a checked problem. on_cpu and on_gpu answer for a problem that is neither empty nor
-// `refused`, as a launch refuses it; a refused one is dense.
+// Finds the path of a checked problem. on_cpu and on_gpu answer for a problem that is neither empty
+// nor `refused`, as a launch refuses it; a refused one is dense.
 template <class OnCpu, class OnGpu>
 nf4_status find_path(bool empty, bool refused, int32_t device, nf4_path *path, const OnCpu &on_cpu,
                      const OnGpu &on_gpu) {

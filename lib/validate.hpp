@@ -74,16 +74,16 @@ template <class Tensor, class W>
 nf4_status validate_grouped_plan(const Tensor *tensor, const nf4_grouped_args *args,
                                  GroupedProblemOf<W> &problem);
 
-// Everything but pointers.
+// This checks everything but pointers.
 nf4_status validate_lora_grad_shape(const nf4_lora_grad_args *args, LoraGradProblem &problem);
 nf4_status validate_lora_grad(const nf4_lora_grad_args *args, LoraGradProblem &problem);
 
-// What GPUs do not multiply: fp32 of integer weights, or of more than kFp32RowsOfX rows of x.
+// GPUs do not multiply fp32 of integer weights, or of more than kFp32RowsOfX rows of x.
 template <class W>
 bool gpu_refuses(const MatmulProblemOf<W> &problem);
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem);
-// The same of experts: fp32, and integers whose columns have an order of their own.
+// Of experts GPUs multiply neither fp32 nor integers whose columns have an order of their own.
 bool gpu_refuses(const GroupedProblem &problem);
 bool gpu_refuses(const Int4GroupedProblem &problem);
 nf4_status validate_grouped_on_gpu(const GroupedProblem &problem);

@@ -38,7 +38,7 @@ inline int64_t matrix_bytes(nf4_dtype dtype, int64_t rows, int64_t stride, int64
 // No operand is NULL or misaligned, and none that is written overlaps another.
 nf4_status validate_operands(const Operands &operands);
 
-// Where an operand lies. What would go beyond the end of all addresses ends there.
+// An extent is where an operand lies. What would go beyond the end of all addresses ends there.
 struct Extent {
   uintptr_t begin, end;
 };

@@ -32,7 +32,7 @@ check_kernels() {
   python tools/kernels.py "$LIBRARY" "$@"
 }
 
-# What other GPUs run, for this one (tests/bench/nf4bench/families_cases.py): a T4, RTX cards, an A100.
+# Builds for this GPU what a T4, RTX cards and an A100 run (tests/bench/nf4bench/families_cases.py).
 build_families() {
   build_family Sm80 163 99
   build_family Sm75 64

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What each kernel of a build takes of a multiprocessor, and whether that fits; needs no GPU.
+"""Checks that each kernel of a build fits on a multiprocessor. It needs no GPU.
 
     python tools/kernels.py LIBRARY [--write | --accept]
 
-Of every architecture in it: the registers of a CTA, static shared memory, launch bounds. Of a
-library that has every architecture, as it is for use, also stack frames, which are spills or arrays
-in local memory: none but those in tests/gpu/kernels.json, and none larger.
+It checks the registers of a CTA, static shared memory and launch bounds of every architecture in
+the library. In a library that has every architecture, as it has for use, stack frames must be in
+tests/gpu/kernels.json, and be no larger than there. They are spills or arrays in local memory.
 
     --write    then makes that table anew, which says that it is of this code
     --accept   the same, with the stack frames that there are
@@ -62,8 +62,8 @@ _INFO, _SIZED, _MAX_THREADS = ".nv.info.", 4, 5
 
 @dataclass(frozen=True)
 class Kernel:
-    """name: demangled, without arguments. threads: of its launch bounds; 0: it has none. stack and
-    shared in bytes."""
+    """`name` is demangled, without arguments. `threads` is that of its launch bounds; 0 if it has
+    none. `stack` and `shared` are in bytes."""
 
     arch: str
     name: str
@@ -78,7 +78,7 @@ class Kernel:
         return of_warp * -(-self.threads // 32)
 
     def problem(self) -> str | None:
-        """Why no GPU of the architecture runs it, in words."""
+        """Says in words why no GPU of the architecture runs it."""
         if not 0 < self.threads <= THREADS:
             return f"launch bounds of {self.threads} threads; expected 1 to {THREADS}"
         if self.cta_registers > REGISTERS:
@@ -89,7 +89,7 @@ class Kernel:
 
 
 def sections(elf: bytes) -> dict[str, bytes]:
-    """Those of a file in ELF64, by name."""
+    """Returns the sections of a file in ELF64, by name."""
     (table,), (size, count, names) = (
         struct.unpack_from(form, elf, at) for form, at in (("<Q", 0x28), ("<3H", 0x3A))
     )
@@ -103,7 +103,7 @@ def sections(elf: bytes) -> dict[str, bytes]:
 
 
 def launch_bounds(cubin: bytes) -> dict[str, int]:
-    """The threads of a CTA by kernel."""
+    """Returns the threads of a CTA by kernel."""
     found = {}
     for section, records in sections(cubin).items():
         at = 0
@@ -118,7 +118,7 @@ def launch_bounds(cubin: bytes) -> dict[str, int]:
 
 
 def parse(arch: str, resources: str, threads: Mapping[str, int]) -> list[Kernel]:
-    """The kernels of what `cuobjdump -res-usage` prints of a cubin, with their launch bounds."""
+    """Reads the kernels that `cuobjdump -res-usage` prints of a cubin, with their launch bounds."""
     entries = _ENTRY.findall(resources)
     names = sass.demangled([name for name, *_ in entries])
     return [
@@ -128,7 +128,7 @@ def parse(arch: str, resources: str, threads: Mapping[str, int]) -> list[Kernel]
 
 
 def kernels_of(library: Path) -> list[Kernel]:
-    """Those of all machine code in the library. Raises sass.Failure."""
+    """Returns the kernels of all machine code in the library. Raises sass.Failure."""
     if shutil.which("c++filt") is None:
         raise sass.Failure("there is no c++filt on PATH, which names kernels")
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -147,7 +147,7 @@ def kernels_of(library: Path) -> list[Kernel]:
 
 
 def architectures(text: str) -> set[str]:
-    """Those that lib/cuda/meson.build compiles, exact ones with their letter."""
+    """Returns those that lib/cuda/meson.build compiles, exact ones with their letter."""
     listed = re.findall(r"'archs': \[([^\]]+)\]", text)
     exact = re.findall(r"'beside': '(\d+)'", text)
     return {*re.findall(r"\d+", " ".join(listed)), *(f"{arch}a" for arch in exact)}
@@ -164,7 +164,7 @@ def build_info(library: Path) -> dict[str, str]:
 
 
 def stacks(kernels: Iterable[Kernel]) -> dict[str, dict[str, int]]:
-    """The bytes of each stack frame, by architecture and kernel."""
+    """Returns the bytes of each stack frame, by architecture and kernel."""
     found: dict[str, dict[str, int]] = {}
     for each in kernels:
         if each.stack:
@@ -177,7 +177,7 @@ Stacks = Mapping[str, Mapping[str, int]]  # bytes by architecture and kernel
 
 
 def over(found: Stacks, allowed: Stacks) -> list[str]:
-    """The stack frames that are not in the table, or larger than there, a line each."""
+    """Lists the stack frames that are not in the table, or larger than there, a line each."""
     return [
         f"sm_{arch} {name}: a stack frame of {size} bytes; {allowed.get(arch, {}).get(name, 0)} in "
         f"the table"
@@ -207,14 +207,14 @@ def table_of(kernels: list[Kernel], compiler: str) -> dict:
 
 
 def missing(kernels: Iterable[Kernel]) -> set[str]:
-    """The architectures of which there is no code."""
+    """Returns the architectures of which there is no code."""
     known = architectures((ROOT / "lib" / "cuda" / "meson.build").read_text())
     return known - {each.arch for each in kernels}
 
 
 def complaints(kernels: list[Kernel], table: Path | None) -> list[str]:
-    """The kernels that do not fit. In a library with every architecture a kernel also fits only
-    with a stack frame that the table has, if a table is given."""
+    """Lists the kernels that do not fit. In a library with every architecture a kernel also fits
+    only with a stack frame that the table has, if a table is given."""
     found = [f"sm_{each.arch} {each.name}: {why}" for each in kernels if (why := each.problem())]
     if table is not None and not missing(kernels):
         allowed = json.loads(table.read_text())["stack"] if table.exists() else {}

@@ -111,7 +111,7 @@ def _inputs(model: transformers.PreTrainedModel) -> Iterator[dict[str, Any]]:
 
 
 def _runs(model: transformers.PreTrainedModel, inputs: dict[str, Any]) -> str | None:
-    """What is wrong; None if the model runs."""
+    """Returns what is wrong, or None if the model runs."""
     try:
         with torch.no_grad():
             model(**inputs)

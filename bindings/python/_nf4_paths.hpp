@@ -1,5 +1,5 @@
-// Which way a product is expected to take less time (nf4_matmul_path), kept by all that the answer
-// depends on: libnf4 needs up to a microsecond for it, and a layer asks in every call.
+// Keeps which way a product is expected to take less time (nf4_matmul_path), by all that the answer
+// depends on. libnf4 needs up to a microsecond for it, and a layer asks in every call.
 #ifndef NF4_PATHS_HPP
 #define NF4_PATHS_HPP
 
@@ -12,7 +12,7 @@ namespace nf4_torch {
 
 using PathKey = std::array<int64_t, 15>;
 
-// The bits of a pointer that count: its alignment, and whether it is NULL.
+// These bits of a pointer count: its alignment, and whether it is NULL.
 inline int64_t bits_of(const void *pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   return static_cast<int64_t>(address % 16) | (pointer == nullptr ? 16 : 0);
@@ -60,7 +60,7 @@ PathKey key_of(const Product<Kind> &product, int32_t device) {
   return key;
 }
 
-// The answers for the last keys, one for each value of a hash.
+// Keeps the answers for the last keys, one for each value of a hash.
 class KeptPaths {
  public:
   // `ask` returns an nf4_path, or 0 for an error, which is not kept.

@@ -167,8 +167,8 @@ class Checkpoint {
     const std::string module = module_of(name);
     return !module.empty() && (has(module + ".qweight") || has(module + ".weight_packed"));
   }
-  // Its descriptor. quantization_config says which layout and what group sizes there are, wherever
-  // a folder has it: in config.json, in a config within that, in quantize_config.json and the like.
+  // Returns its descriptor. quantization_config says the layout and the group sizes, wherever a
+  // folder has it: in config.json, in a config within that, in quantize_config.json and the like.
   // If there is none, GPTQ, version 1, and AWQ are known by their shapes. g_idx is NULL where
   // columns are in order. Throws where parts contradict one another, the layout or
   // quantization_config.

@@ -1,5 +1,6 @@
-// quantization_config of GPTQ, AWQ and compressed-tensors: what config.json and the files beside it
-// say of weights in integers, for checkpoint.hpp. A header alone, in C++17. ERRORS as in json.hpp.
+// Reads quantization_config of GPTQ, AWQ and compressed-tensors: what config.json and the files
+// beside it say of weights in integers, for checkpoint.hpp. A header alone, in C++17. ERRORS as in
+// json.hpp.
 #ifndef NF4_INT4_CONFIG_HPP
 #define NF4_INT4_CONFIG_HPP
 

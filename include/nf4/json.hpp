@@ -51,8 +51,8 @@ inline uint32_t next_point(std::string_view &text) {
 
 }  // namespace detail
 
-// UTF-8 for a message: control characters, marks that turn the direction of text, and bytes that
-// are no UTF-8 as escapes, since a name in a file must not control a terminal.
+// Returns UTF-8 for a message, with control characters, marks that turn the direction of text, and
+// bytes that are no UTF-8 as escapes, since a name in a file must not control a terminal.
 inline std::string printable(std::string_view text) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string found;

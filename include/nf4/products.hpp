@@ -32,7 +32,7 @@ inline nf4_int4_sizes sizes_of(const nf4_int4_tensor &weight, const std::string 
   return sizes;
 }
 
-// Enqueues on a stream: a dense weight [rows, cols], row-major, in `out`.
+// Enqueues on a stream what writes a dense weight [rows, cols], row-major, to `out`.
 inline void dequant_launch(const nf4_tensor &weight, void *out, nf4_dtype dtype,
                            nf4_stream stream) {
   check(nf4_dequant_launch(&weight, out, dtype, stream));
@@ -97,9 +97,9 @@ class Products {
         nf4_int4_matmul_batch_workspace_size(int4_.data(), int4_.args.data(), int4_.size(), &int4));
     return std::max(nf4, int4);
   }
-  // Whether a dense weight for each of them is expected to take less time than `launch`, or, for
+  // Tells if a dense weight for each of them is expected to take less time than `launch`, or, for
   // NF4_DEVICE_CPU, than `cpu`: nf4_matmul_path and nf4_int4_matmul_path say NF4_PATH_DENSE of all.
-  // False without a product. The answer for as many rows stays the same: an engine may keep it.
+  // Without a product it is false. The answer for as many rows stays the same; engines may keep it.
   bool prefer_dense(int32_t device) const {
     return nf4_.size() + int4_.size() > 0 && nf4_.all_dense(nf4_matmul_path, device) &&
            int4_.all_dense(nf4_int4_matmul_path, device);

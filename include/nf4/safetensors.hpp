@@ -25,9 +25,9 @@
 namespace nf4 {
 inline namespace NF4_INLINE_NAMESPACE {
 
-// How a file's tensors come into memory. Mapped, they are read from the file when they are used,
-// and processes share them. Read, they take memory of their own from the start; that is faster on
-// file systems over a network (Lustre, NFS), and later changes of the file do not matter.
+// Says how a file's tensors come into memory. Mapped, they are read from the file when they are
+// used, and processes share them. Read, they take memory of their own from the start; that is
+// faster on file systems over a network (Lustre, NFS), and later changes of the file do not matter.
 enum class FileAccess { kMap, kRead };
 
 // A tensor of a file.
@@ -79,7 +79,7 @@ class RegularFile {
     read_into(text.data());
     return text;
   }
-  // All of its bytes: mapped, or read into memory.
+  // Returns all of its bytes, mapped or read into memory.
   Memory contents(FileAccess access) const {
     if (bytes_ == 0) return {nullptr, Unmap{0}};
     const bool maps = access == FileAccess::kMap;

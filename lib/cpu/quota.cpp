@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kPathBytes = 1024, kGroupsBytes = 16384;
 
-// The beginning of a file, as a string; "" where it cannot be read.
+// Reads the beginning of a file as a string, which is "" where it cannot be read.
 void read_file(const char *path, char *text, size_t bytes) {
   ssize_t count = 0;
   const int file = open(path, O_RDONLY | O_CLOEXEC);
@@ -27,7 +27,7 @@ void read_file(const char *path, char *text, size_t bytes) {
   text[count] = '\0';
 }
 
-// The numbers of a file of a group's folder, 0 where there are none: "max" is no number.
+// These are the numbers of a file of a group's folder, 0 where there are none. "max" is no number.
 struct Numbers {
   long long first = 0, second = 0;
 
@@ -52,7 +52,8 @@ int limit_of(const char *folder) {
   return static_cast<int>(std::min<long long>((time - 1) / period + 1, INT_MAX));
 }
 
-// The least limit of a group and those around it. A container may not see the groups above its own.
+// Returns the least limit of a group and those around it. A container may not see the groups above
+// its own.
 int least_limit(const char *root, const char *mount, const char *group) {
   char folder[kPathBytes];
   const int top = std::snprintf(folder, sizeof folder, "%s/sys/fs/cgroup%s", root, mount);

@@ -1,6 +1,6 @@
-// Which way a product is expected to take less time (nf4_path): libnf4's kernel, or dequantize and
-// a dense product of the caller's. The one place that decides this for GPUs. Figures:
-// docs/design/path.md.
+// Decides for GPUs which way a product is expected to take less time (nf4_path): libnf4's kernel,
+// or dequantize and a dense product of the caller's. No other place does. docs/design/path.md has
+// the figures.
 #include "cuda/backend.hpp"
 #include "cuda/dequant/int4_choose.hpp"
 #include "cuda/matmul/configs.hpp"

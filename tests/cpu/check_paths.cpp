@@ -1,5 +1,5 @@
-// Which way a product is expected to take less time: arguments, and the CPU's answers. A GPU's are
-// in tests/standin_cuda/check_paths.cpp.
+// Checks which way a product is expected to take less time: arguments, and the CPU's answers. A
+// GPU's are in tests/standin_cuda/check_paths.cpp.
 #include <cstddef>
 #include <cstdint>
 #include <string>

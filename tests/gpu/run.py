@@ -374,7 +374,7 @@ def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Step]:
 
 
 def family_info(family: Family, library: Path) -> dict:
-    """How the build of a family was made. Raises where it is another."""
+    """Returns how the build of a family was made. Raises Failure where it is another."""
     script = "import json, nf4; print(json.dumps(nf4.build_info()))"
     status, output = execute([sys.executable, "-c", script], NF4_LIBRARY=str(library))
     if status != 0:
@@ -386,7 +386,7 @@ def family_info(family: Family, library: Path) -> dict:
 
 
 def family_steps(family: Family, root: Path, folder: Path) -> dict[str, Step]:
-    """Those of one build, which is in `root`."""
+    """Returns the steps of one build, which is in `root`."""
     check, library = check_cuda(family.build(root)), str(family.library(root))
 
     def kernels(gpu: str) -> dict:

@@ -1,5 +1,5 @@
-// Which way a product is expected to take less time, on each kind of GPU: what is conservative
-// where nobody has timed libnf4, and Hopper's own choices.
+// Checks which way a product is expected to take less time, on each kind of GPU: what is
+// conservative where nobody has timed libnf4, and Hopper's own choices.
 #include <cstdint>
 #include <cstring>
 #include <string>

@@ -1,5 +1,5 @@
-"""Which way a product is expected to take less time: libnf4's own kernel, or dequantize and a dense
-product. The library decides (nf4_matmul_path and its siblings in nf4.h)."""
+"""Tells which way a product is expected to take less time: libnf4's own kernel, or dequantize and a
+dense product. The library decides (nf4_matmul_path and its siblings in nf4.h)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from nf4.typing import DTypeName
 
 SOME = 16  # an address that is not NULL, and aligned; it is not read
 
-# Rows of x of which `fused_rows` asks.
+# `fused_rows` asks for these numbers of rows of x.
 _ROWS = (4096, 1024, 256, 64, 16, 8, 4, 2, 1)
 
 
 def _answers_dense(name: str, *arguments: Any) -> bool:
-    """False for an error, too: the launch finds it again, and names it."""
+    """Returns False for an error, too: the launch finds it again, and names it."""
     path = _abi.Path()
     status = getattr(library(), name)(*arguments, ctypes.byref(path))
     return status == _abi.STATUS_OK and path.value == _abi.PATH_DENSE
@@ -34,11 +34,11 @@ def matmul_is_dense(
     rank: int = 0,
     gradient: bool = False,
 ) -> bool:
-    """Of y = x W^T, or of the gradient dX = dY W.
+    """Tells if the dense way is faster for y = x W^T, or for the gradient dX = dY W.
 
     weight  an nf4_tensor or an nf4_int4_tensor; its pointers are not read
     device  the index of a GPU, or _abi.DEVICE_CPU
-    rank    of an adapter; 0: without
+    rank    the rank of an adapter; 0 if there is none
     """
     columns, outputs = (weight.rows, weight.cols) if gradient else (weight.cols, weight.rows)
     args = matmul_args(weight, _convert.DTYPES[dtype], m, columns, outputs, rank)
@@ -57,7 +57,8 @@ def grouped_is_dense(
     gathers: bool,
     gradient: bool = False,
 ) -> bool:
-    """Of m products of a stack of experts of this shape. gathers: there is an x_index."""
+    """Tells if the dense way is faster for m products of a stack of experts of this shape.
+    `gathers` says that there is an x_index."""
     experts, rows, cols = shape
     outputs, columns = (cols, rows) if gradient else (rows, cols)
     args = _abi.GroupedArgs(
@@ -75,7 +76,7 @@ def grouped_is_dense(
 
 
 def lora_grad_is_dense(dtype: DTypeName, rank: int, device: int) -> bool:
-    """Of dA and dB of an adapter."""
+    """Tells if the dense way is faster for dA and dB of an adapter."""
     number, some = _convert.DTYPES[dtype], 4096
     args = _abi.LoraGradArgs(
         struct_size=ctypes.sizeof(_abi.LoraGradArgs),
@@ -100,15 +101,15 @@ def _prefix(weight: Structure) -> str:
 
 
 def typical(kind: str) -> Structure:
-    """A weight of 4096 x 4096 as checkpoints have it: "nf4" or "int4"."""
+    """Describes a weight of 4096 x 4096 as checkpoints have it. `kind` is "nf4" or "int4"."""
     if kind == "nf4":
         return tensor.descriptor((4096, 4096), "nf4", 64, 256)
     return int4.descriptor("gptq", (4096, 4096), 128, "fp16", True)
 
 
 def fused_rows(kind: str, device: int) -> int | None:
-    """Up to how many rows of x in 16 bits libnf4's own kernels multiply a typical weight; None:
-    any number of them."""
+    """Returns up to how many rows of x in 16 bits libnf4's own kernels multiply a typical weight.
+    None means any number of them."""
     weight = typical(kind)
     dense = (matmul_is_dense(weight, "fp16", m, device) for m in _ROWS)
     most = next((m for m, is_dense in zip(_ROWS, dense, strict=True) if not is_dense), 0)

@@ -73,8 +73,8 @@ fn link_folder(folder: &Path) {
     println!("cargo:rerun-if-changed={}", library.display());
     println!("cargo:rustc-link-search=native={}", search.display());
     println!("cargo:rustc-link-lib=dylib=nf4");
-    // For the rpath of programs that start without cargo: DEP_NF4_LIB_DIR. A relative rpath would begin where the program is
-    // started.
+    // DEP_NF4_LIB_DIR is for the rpath of programs that start without cargo. A relative rpath would
+    // begin where the program is started.
     let absolute = std::path::absolute(folder)
         .unwrap_or_else(|error| fail(&format!("NF4_LIB_DIR is {}: {error}.", folder.display())));
     println!("cargo:lib_dir={}", absolute.display());

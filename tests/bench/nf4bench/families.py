@@ -1,6 +1,6 @@
-"""The kernels of an A100, of RTX cards and of a T4, timed on this GPU beside bitsandbytes and a
-dense product. Each build of ./dev gpu with one family of kernels alone has a process of its own;
-this file starts them, and is what they run."""
+"""Times the kernels of an A100, of RTX cards and of a T4 on this GPU, beside bitsandbytes and a
+dense product. Each build of ./dev gpu with one family of kernels alone has a process of its own.
+This file starts them, and is what they run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS = ("products", "steps", "experts")
 
 
 def _figures_of(number: int, library: Path) -> dict[str, Any]:
-    """Those of FAMILIES[number], by a process of its own. Raises LaunchFailed."""
+    """Measures FAMILIES[number] in a process of its own. Raises LaunchFailed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "figures.json")
         command = [sys.executable, __file__, str(file), str(number)]
@@ -38,7 +38,7 @@ def _figures_of(number: int, library: Path) -> dict[str, Any]:
 
 
 def run(root: Path) -> dict[str, Any]:
-    """All figures, as figures.json holds them. root: the folder of the builds. Raises
+    """Returns all figures, as figures.json holds them. `root` is the folder of the builds. Raises
     LibraryMissing, and LaunchFailed where a process ended with an error, such as a wrong result."""
     for family in cases.FAMILIES:
         if not family.library(root).exists():
@@ -55,7 +55,7 @@ def run(root: Path) -> dict[str, Any]:
 
 
 class _Bench(NamedTuple):
-    """Of rows.Bench, what a QLoRA step needs."""
+    """Has what a QLoRA step needs of rows.Bench."""
 
     gpu: Any
     replays: int | None = None
@@ -71,7 +71,7 @@ def require_build(family: Family) -> None:
 
 
 def step(gpu: Any, family: Family, bitsandbytes: Any) -> dict[str, Any]:
-    """A QLoRA step: bitsandbytes, the drop-in and NF4Linear."""
+    """Times a QLoRA step with bitsandbytes, the drop-in and NF4Linear."""
     import torch
 
     from nf4bench import models_steps, training, training_model
@@ -87,7 +87,7 @@ def step(gpu: Any, family: Family, bitsandbytes: Any) -> dict[str, Any]:
 
 
 def measured(gpu: Any, family: Family) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each of PARTS. Raises WrongResult before what is wrong is timed."""
+    """Returns the rows of each of PARTS. Raises WrongResult before what is wrong is timed."""
     import torch
 
     from nf4bench import families_products, models_forms

@@ -1,5 +1,5 @@
-"""The kernels of GPUs that are not here: builds with one family of kernels, as machine code of this
-GPU, and with the shared memory that a CTA has there. `./dev gpu --build` makes them. Needs only
+"""Names the builds for GPUs that are not here. Each has one family of kernels, as machine code of
+this GPU, and the shared memory that a CTA has there. `./dev gpu --build` makes them. It needs only
 Python."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nf4bench.training_cases import Group
 
 @dataclass(frozen=True)
 class Family:
-    """name: of lib/cuda/meson.build. shared_kib: what a CTA may have. dtype: of x in products."""
+    """lib/cuda/meson.build has `name`. A CTA may have `shared_kib`. In products x is `dtype`."""
 
     name: str
     shared_kib: int
@@ -27,11 +27,11 @@ class Family:
 
     @property
     def info(self) -> dict[str, str]:
-        """What nf4.build_info() says of the build."""
+        """Returns what nf4.build_info() says of the build."""
         return {"gpu_family": self.name, "shared_memory": f"{self.shared_kib} KiB"}
 
     def build(self, root: Path) -> Path:
-        """In the folder of all builds, as tools/gpu.sh names it."""
+        """Returns its folder in the folder of all builds, as tools/gpu.sh names it."""
         return root / f"build-{self.name.lower()}-{self.shared_kib}"
 
     def library(self, root: Path) -> Path:
@@ -51,7 +51,7 @@ STEP = Group("fp32", False, replace(LLAMA_7B, layers=8))
 EXPERTS, TOKENS = QWEN, (1, 8, 64, 512, 4096)
 TURNS = 11
 
-# The forms of a product. The better of the first two is what libnf4 must not be slower than.
+# These are the forms of a product. libnf4 must not be slower than the better of the first two.
 BITSANDBYTES, DENSE = "bitsandbytes", "dequantize + dense"
 DROP_IN, LAYER = "drop-in", "libnf4"
 INT4, INT4_DENSE = "int4", "int4 dequantize + dense"

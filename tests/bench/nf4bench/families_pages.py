@@ -1,5 +1,5 @@
-"""docs/bench/families.md: the kernels of other GPUs, made from docs/bench/figures.json. Needs only
-Python."""
+"""Makes docs/bench/families.md, on the kernels of other GPUs, from docs/bench/figures.json. It
+needs only Python."""
 
 from __future__ import annotations
 

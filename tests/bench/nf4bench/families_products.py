@@ -1,5 +1,5 @@
-"""Eager products on a build of one family, in turns: layers of bitsandbytes, the same served by
-libnf4, NF4Linear, Int4Linear, and what libnf4 must not be slower than; and a stack of experts.
+"""Times eager products on a build of one family, in turns: layers of bitsandbytes, the same served
+by libnf4, NF4Linear, Int4Linear, and what libnf4 must not be slower than; and a stack of experts.
 Times are those of calls one after the other, so that host overhead counts where it is longer;
 weights and x rotate past the caches. y is compared with float64 first."""
 
@@ -36,7 +36,7 @@ Multiply = Callable[[Tensor], Tensor]
 
 
 class Rotation:
-    """Calls in turn, each with a weight or a routing of its own."""
+    """Makes calls in turn, each with a weight or a routing of its own."""
 
     def __init__(self, gpu: Any, calls: Sequence[Call]) -> None:
         self._gpu, self._calls, self._count = gpu, itertools.cycle(calls), 2
@@ -46,7 +46,7 @@ class Rotation:
             next(self._calls)()
 
     def microseconds(self) -> float:
-        """Of a call, after one that is not timed: Python is slow at functions that were just
+        """Times a call, after one that is not timed: Python is slow at functions that were just
         replaced."""
         next(self._calls)()
         self._gpu.synchronize()
@@ -56,7 +56,8 @@ class Rotation:
 
 
 def in_turns(rotations: Mapping[tuple[str, int], Rotation]) -> dict[tuple[str, int], Timing]:
-    """By form and rows of x. Each turn serves bitsandbytes by libnf4 once, for the drop-in."""
+    """Returns times by form and rows of x. Each turn serves bitsandbytes by libnf4 once, for the
+    drop-in."""
     values: dict[tuple[str, int], list[float]] = {key: [] for key in rotations}
     for turn in range(WARM_UP + cases.TURNS):
         for serves in (False, True):
@@ -79,7 +80,7 @@ def _dense(layer: nn.Module) -> Multiply:
 
 
 class Forms:
-    """One weight in every form, and its numbers by form: of the integers, and of all others."""
+    """Holds a weight in every form, and its numbers by form: of the integers, and of all others."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype, bitsandbytes: Any, place: str) -> None:
         weight = random_weight(*shape, place).to(dtype)
@@ -94,7 +95,7 @@ class Forms:
         }  # fmt: skip
 
     def numbers(self) -> dict[str, Tensor]:
-        """In float64."""
+        """Returns the numbers of each form in float64."""
         codes, integers = (
             each.dequantize("fp32").detach().double() for each in (self._nf4, self._int4)
         )
@@ -103,7 +104,7 @@ class Forms:
 
 
 def _checked(gpu: Any, what: str, forms: Forms, xs: Mapping[int, Tensor]) -> dict[int, dict]:
-    """The relative errors by rows of x and form. Raises WrongResult."""
+    """Returns the relative errors by rows of x and form. Raises WrongResult."""
     numbers, found = forms.numbers(), {}
     for m, x in xs.items():
         found[m] = {}
@@ -122,7 +123,7 @@ def _checked(gpu: Any, what: str, forms: Forms, xs: Mapping[int, Tensor]) -> dic
 def products(
     gpu: Any, family: Family, bitsandbytes: Any, shape: Shape, ms: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """A row for each number of rows of x. Raises WrongResult before anything is timed."""
+    """Returns a row for each number of rows of x. Raises WrongResult before anything is timed."""
     dtype, bytes_of_one = DTYPES[family.dtype], shape[0] * shape[1] // 2
     count = max(2, -(-int(ROTATED_CACHES * gpu.cache_bytes) // bytes_of_one))
     weights = [Forms(shape, dtype, bitsandbytes, gpu.place) for _ in range(count)]
@@ -153,7 +154,7 @@ def products(
 
 
 def _expert_calls(each: Operands, routing: Routing) -> dict[str, Call]:
-    """As nf4.torch multiplies, and by a dense stack; each takes its rows of x by index."""
+    """One call is nf4.torch's, one uses a dense stack. Each takes its rows of x by index."""
     quantized, index = each.stack.quantized, routing.index.long()
 
     def dense() -> Tensor:

@@ -1,4 +1,4 @@
-"""The tables of other GPUs' kernels: products, QLoRA steps, experts. Needs only Python."""
+"""Makes the tables of other GPUs' kernels: products, QLoRA steps, experts. It needs only Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _time(form: str) -> Cell:
 
 
 def over(row: Row, form: str, *others: str) -> float:
-    """The time of a form over the least of the others'."""
+    """Returns the time of a form over the least of the others'."""
     return row["forms"][form]["us"] / min(row["forms"][each]["us"] for each in others)
 
 

@@ -16,7 +16,7 @@ GPTQ, AWQ = Case("gptq", symmetric=False), Case("awq", symmetric=False)
 
 
 def config(case: Case, **more: Any) -> dict[str, Any]:
-    """What AutoRound writes."""
+    """Returns what AutoRound writes."""
     return {
         "autoround_version": "0.8.0",
         "bits": 4,

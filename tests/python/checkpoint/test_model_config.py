@@ -1,4 +1,4 @@
-"""What of config.json reaches transformers: nothing by which it fetches code or weights."""
+"""Nothing of config.json by which transformers fetches code or weights reaches it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Vision:
 
 
 class Config:
-    """As a configuration class of transformers: fields of its own, and attributes for the rest."""
+    """Has fields of its own, and attributes for the rest, as transformers' configurations have."""
 
     hidden_act: str = "silu"
 

@@ -1,4 +1,4 @@
-"""Where a checkpoint says how it is quantized: every command reads all places, refuses two that
+"""Every command reads all places where a checkpoint says how it is quantized, refuses two that
 disagree, and leaves none behind in what it writes."""
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ ARCHS = "gpu_family needs the architectures of its machine code, 80 or later"
 
 
 def set_up(tmp_path, *options):
-    """What Meson says, with a compiler that compiles nothing, and what it has come to."""
+    """Returns what Meson says with a compiler that compiles nothing, and the path of its header."""
     pytest.importorskip("mesonbuild")
     nvcc = make_executable(tmp_path / "nvcc")
     nvcc.write_text(NVCC_13)

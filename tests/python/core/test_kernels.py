@@ -39,7 +39,7 @@ FITS = Kernel("75", "k", threads=256, registers=128, stack=0, shared=2048)
 
 
 def elf_of(sections: dict[str, bytes]) -> bytes:
-    """As compilers lay it out: a header, what the sections hold, their table."""
+    """Lays it out as compilers do: a header, what the sections hold, their table."""
     names = b"\0" + b"".join(each.encode() + b"\0" for each in (*sections, ".shstrtab"))
     body, headers = b"", [bytes(64)]
     for name, content in (*sections.items(), (".shstrtab", names)):
@@ -99,7 +99,7 @@ def test_the_table_is_written_where_all_fits(
     option: str, whole: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Of a library without some architecture there is none, and its stack frames are left alone."""
+    """A library without some architecture has no table, and its stack frames are left alone."""
     table, archs = tmp_path / "kernels.json", ["75", "90", "90a"]
     meson = "'archs': ['75', '90'], 'ptx': '75'\n'Sm90a': {'beside': '90', 'sources': []}"
     (tmp_path / "lib" / "cuda").mkdir(parents=True)

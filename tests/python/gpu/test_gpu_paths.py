@@ -162,7 +162,7 @@ def test_the_drop_in_beside_bitsandbytes_itself(blocksize, dtype, bnb):
 
 
 def test_bitsandbytes_own_kernel_is_called_where_it_is_faster(bnb, monkeypatch):
-    """With its bits. In blocks of 32 libnf4 has no kernel that is fast for one row of x."""
+    """y has its bits. In blocks of 32 libnf4 has no kernel that is fast for one row of x."""
     from nf4.torch import bitsandbytes as backend
     from nf4.torch.bitsandbytes import own_kernels
 

@@ -101,7 +101,7 @@ def config_of(tuner: str, folder: Path, **options: Any) -> peft.PeftConfig:
 
 
 def adapted(kind: str, config: peft.PeftConfig, seed: int = 1) -> peft.PeftModel:
-    """With adapters that change the outputs."""
+    """Returns a model with adapters that change the outputs."""
     base = model_of(kind)
     torch.manual_seed(seed)
     model = peft.get_peft_model(base, copy.deepcopy(config))
@@ -130,7 +130,7 @@ def base_layers(model: nn.Module) -> list[nn.Linear]:
 
 
 def weights(model: nn.Module) -> torch.Tensor:
-    """Those of the linear layers that have an adapter."""
+    """Returns those of the linear layers that have an adapter."""
     found = [each for each in base_layers(model) if isinstance(each, nn.Linear)]
     made = [
         each.weight.data if type(each) is nn.Linear else nf4_linear(each).dequantize()

@@ -248,7 +248,8 @@ def test_what_it_says_of_itself():
 @pytest.mark.parametrize("reordered", [False, True])
 @pytest.mark.parametrize("case", ACT_ORDER)
 def test_an_index_written_past_the_checks_is_an_error(case, reordered):
-    """In place, or as accelerate assigns buffers: nothing outside the weight is read or written."""
+    """It is written in place, or as accelerate assigns buffers. Nothing outside the weight is read
+    or written."""
     for value in (10**6, -1, -(2**31)):
         layer = layer_of(case)
         name = "permutation" if reordered else next(n for n in layer._buffers if "g_idx" in n)

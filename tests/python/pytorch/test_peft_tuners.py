@@ -26,7 +26,7 @@ QUANTIZED = 0.12
 
 
 def outcome(do: Callable[..., Any], *arguments: Any) -> Any:
-    """What is returned, or the error."""
+    """Returns the result, or the error."""
     try:
         return do(*arguments)
     except Exception as error:

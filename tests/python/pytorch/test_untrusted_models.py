@@ -61,7 +61,7 @@ def way(request, tmp_path):
 
 @pytest.fixture
 def fetched(monkeypatch) -> list[str]:
-    """What transformers' loader of kernels is asked for."""
+    """Lists what transformers' loader of kernels is asked for."""
     names: list[str] = []
 
     def load(name: str, *_: object, **__: object) -> None:
@@ -265,7 +265,7 @@ def test_dtype_of_the_weights_where_config_has_none(tmp_path):
 
 
 def test_configurations_of_transformers_pass_whole():
-    """Of every class, with its first values: as it is without the filter."""
+    """Every class, with its first values, passes as it is without the filter."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     compared = 0

@@ -156,7 +156,7 @@ def audit_report(path: str) -> Report:
 
 
 def _errors(checkpoint: Checkpoint, found: Survey, faults: list[FormatError]) -> list[FormatError]:
-    """Those of a checkpoint that was opened with `faults`."""
+    """Lists the errors of a checkpoint that was opened with `faults`."""
     problem = method_problem(quantization(checkpoint))
     if problem is not None:
         return [*faults, problem]

@@ -181,8 +181,8 @@ def _parameters(checkpoint: Checkpoint, found: Survey) -> tuple[dict[str, bool],
 
 
 def _experts_warnings(checkpoint: Checkpoint, found: Survey) -> list[str]:
-    """Where each expert has a matrix of its own: that transformers does not load these, or that
-    this cannot be told."""
+    """Warns, where each expert has a matrix of its own, that transformers does not load these, or
+    that this cannot be told."""
     if not any(map(_OF_AN_EXPERT.search, found.weights)) or not architectures(checkpoint.config):
         return []
     rules, why = choose_rules(checkpoint.config, found)

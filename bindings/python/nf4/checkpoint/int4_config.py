@@ -145,7 +145,7 @@ def _parse_auto_round(config: Mapping[str, Any]) -> Settings:
 
 
 def _auto_round_layout(config: Mapping[str, Any]) -> Layout:
-    """By the packing; where that is not said, by the backend, which older versions chose it by."""
+    """The packing decides. Where that is not said, the backend does, as in older versions."""
     key = "packing_format" if config.get("packing_format") else "backend"
     said = str(config.get(key) or "auto").lower()
     if said == "auto":

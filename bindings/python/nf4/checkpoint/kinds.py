@@ -26,8 +26,8 @@ _OF_BITSANDBYTES = (BITSANDBYTES, OF_EXPERTS)
 
 
 def integer_settings(checkpoint: Checkpoint) -> Settings | None:
-    """What the checkpoint says of integer weights; None if it does not say that there are any.
-    FormatError for weights that are not read, such as those of 8 bits."""
+    """Returns what the checkpoint says of integer weights; None if it does not say that there are
+    any. Raises FormatError for weights that are not read, such as those of 8 bits."""
     said = quantization(checkpoint)
     parse = None if said is None else PARSERS.get(str(said.method))
     if said is None or parse is None:

@@ -1,4 +1,4 @@
-"""What of a config.json may reach transformers, for everything that builds a model.
+"""Decides what of a config.json may reach transformers, for everything that builds a model.
 
 config.json is not trusted, and transformers fetches or loads by some of its values: kernels, remote
 code, backbones, other files, timm's weights. Numbers, flags and plain words pass. A string that can
@@ -94,7 +94,7 @@ class _Filter:
 
 
 def _implementation(value: object, option: str, path: tuple[str, ...]) -> Any:
-    """What may pass; None for nothing. A dict has one for each part of a model."""
+    """Returns what may pass, or None for nothing. A dict has one for each part of a model."""
     if isinstance(value, dict):
         chosen = {key: _implementation(each, option, (*path, key)) for key, each in value.items()}
         return {key: each for key, each in chosen.items() if each is not None}

@@ -1,5 +1,5 @@
-"""Which layers of a model have their `weight` read by the code of a module around them, which a
-4-bit layer in their place would break: Mamba multiplies by dt_proj.weight, WavLM hands its
+"""Finds the layers of a model whose `weight` is read by the code of a module around them. A 4-bit
+layer in their place would break that code: Mamba multiplies by dt_proj.weight, WavLM hands its
 projections' weights to a function of torch.
 
 The code is that of `forward` and of what it calls by name: methods of its class, and functions
@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from torch import nn
 
-# The names between `self` and `.weight`; "*" is any of a list.
+# A chain holds the names between `self` and `.weight`. "*" is any of a list.
 Chain: TypeAlias = tuple[str, ...]
 Variables: TypeAlias = dict[str, set[Chain]]
 
@@ -34,7 +34,7 @@ _WRAPPERS = ("enumerate", "zip", "reversed", "list")
 
 
 def read_by_owners(model: nn.Module) -> set[str]:
-    """The names of modules whose `weight` is read so."""
+    """Returns the names of modules whose `weight` is read so."""
     found: set[str] = set()
     for path, module in model.named_modules():
         for chain in _reads_of(type(module)):
@@ -76,7 +76,7 @@ def _reads_of(kind: type[nn.Module]) -> frozenset[Chain]:
 
 
 def _definitions(kind: type, name: str) -> list[FunctionType]:
-    """Of a method, by a class and those that it derives from; not of what every module has."""
+    """Lists a method's definitions by a class and its bases, without those of every module."""
     classes = (each for each in kind.__mro__ if not each.__module__.startswith(_BASES))
     found = (vars(each).get(name) for each in classes)
     return [inspect.unwrap(each) for each in found if isinstance(each, FunctionType)]
@@ -96,7 +96,7 @@ def _tree(function: FunctionType) -> ast.Module:
 
 
 def _words(tree: ast.Module) -> set[str]:
-    """Its names, attributes and strings."""
+    """Returns the names, attributes and strings of a tree."""
     words: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -131,7 +131,7 @@ def _reads(tree: ast.Module, words: set[str]) -> Iterator[Chain]:
 
 
 def _chains(node: ast.expr, variables: Variables) -> set[Chain]:
-    """What an expression may be in terms of `self`."""
+    """Returns what an expression may be in terms of `self`."""
     name: object = None
     if isinstance(node, ast.Name):
         return variables.get(node.id, set())
@@ -147,7 +147,7 @@ def _chains(node: ast.expr, variables: Variables) -> set[Chain]:
 
 
 def _items(node: ast.expr, variables: Variables) -> list[set[Chain]]:
-    """What a loop over an expression gives its variables, one by one."""
+    """Returns what a loop over an expression gives its variables, one by one."""
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Name) and node.func.id in _WRAPPERS:
             inner = [_items(each, variables)[-1] for each in node.args]

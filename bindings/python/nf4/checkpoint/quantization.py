@@ -1,6 +1,6 @@
-"""Where a checkpoint says how it is quantized. transformers, vLLM and the tools of GPTQ, AWQ,
-AutoRound, MLX and ModelOpt write that to places of their own; all of them are read here, and two
-that disagree are refused."""
+"""Reads how a checkpoint is quantized. transformers, vLLM and the tools of GPTQ, AWQ, AutoRound,
+MLX and ModelOpt write that to places of their own. All of them are read here, and two that disagree
+are refused."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ _KEYS_OF_METHODS = {
 }
 # A file without such a key is then of the tool that uses its name: AutoGPTQ and GPTQModel, AutoAWQ.
 _METHOD_OF_FILE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-# A key and a file that one tool alone writes, which name the method by that.
+# One tool alone writes each of these, a key and a file, and so they name the method.
 _METHOD_OF_PLACE = {_KEY_OF_MLX: MLX, "hf_quant_config.json": "modelopt"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantization:
-    """What a checkpoint says of its quantization.
+    """Holds what a checkpoint says of its quantization.
 
-    method  of the tool, in its usual spelling; None: not said
+    method  the tool's, in its usual spelling; None if it is not said
     config  its settings, as config.json may have them: under their usual keys, too
-    path    of the file that says so
+    path    the path of the file that says so
     place   the file's name, and where in it
     """
 
@@ -68,14 +68,14 @@ class Quantization:
 
 
 def config_path(checkpoint: Checkpoint) -> str:
-    """Of a single file, which has none, the file's."""
+    """Returns the path of config.json, or the path of a single file, which has none."""
     directory = checkpoint.directory
     return checkpoint.path if directory is None else os.path.join(directory, CONFIG_NAME)
 
 
 def quantization(checkpoint: Checkpoint) -> Quantization | None:
-    """What the checkpoint says of its quantization, by all places that say it; None if there is
-    none. FormatError where two disagree, or one is no object."""
+    """Returns what all places say of the checkpoint's quantization, or None if there are none.
+    Raises FormatError where two disagree, or one is no object."""
     places = list(_places(checkpoint))
     if not places:
         return None
@@ -200,7 +200,7 @@ def _difference(one: Quantization, other: Quantization) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """For comparison: without nulls, and strings in small letters."""
+    """Returns a value for comparison, without nulls and with strings in small letters."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items() if each is not None}
     return value.lower() if isinstance(value, str) else value

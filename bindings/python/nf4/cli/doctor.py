@@ -93,7 +93,7 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
 
 
 def _fused_rows(device: nf4.Device) -> dict[str, int | None]:
-    """By kind of weight, up to how many rows of x libnf4's own kernels multiply; None: any."""
+    """Maps kinds of weight to the most rows of x that libnf4's own kernels take. None is any."""
     if not device.usable:
         return {}
     return {kind: _paths.fused_rows(kind, device.index) for kind in ("nf4", "int4")}

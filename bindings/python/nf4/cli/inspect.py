@@ -107,8 +107,8 @@ def _totals(found: Survey, errors: dict[str, ErrorStatistics]) -> dict[str, Any]
 def inspect_checkpoint(
     path: str, dense_path: str | None = None, *, threads: int = 0, quiet: bool = True
 ) -> dict[str, Any]:
-    """What `nf4 inspect --json` prints: {"path", "tensors": [...], "totals": {...},
-    "warnings": [...]}; one is that nothing reads what the checkpoint says of its quantization.
+    """Returns what `nf4 inspect --json` prints: {"path", "tensors": [...], "totals": {...},
+    "warnings": [...]}. One warns that nothing reads what the checkpoint says of its quantization.
 
     Raises FormatError for a broken checkpoint, or a dense one that does not fit it."""
     with ExitStack() as stack:

@@ -1,5 +1,5 @@
-"""What the quantizers of _nf4_quantizer.py, _int4_quantizer.py and _marks.py share. Imported while
-transformers is, of which it needs these two modules alone."""
+"""The quantizers of _nf4_quantizer.py, _int4_quantizer.py and _marks.py share this. It is imported
+while transformers is, and needs these two modules of it alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nf4.checkpoint.quantization import OF_EXPERTS
 
 
 class OurLayers:
-    """What a quantizer says of NF4Linear, Int4Linear and experts."""
+    """A quantizer says this of NF4Linear, Int4Linear and experts."""
 
     @property
     def is_compileable(self) -> bool:
@@ -30,7 +30,7 @@ class OurLayers:
 
 
 class FrozenQuantizer(OurLayers, HfQuantizer):
-    """Of weights that are quantized before, and stay as they are."""
+    """Handles weights that are quantized before, and stay as they are."""
 
     requires_calibration = True
 

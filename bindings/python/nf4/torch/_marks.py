@@ -16,7 +16,7 @@ from nf4.torch._frozen_quantizer import FrozenQuantizer, OurLayers, StoredConfig
 
 
 class LinearQuantizer(OurLayers, Bnb4BitHfQuantizer):
-    """Of a model whose layers are saved as bitsandbytes' are."""
+    """Belongs to a model whose layers are saved as bitsandbytes' are."""
 
 
 def mark(model: PreTrainedModel, config: Mapping[str, Any]) -> None:
@@ -33,7 +33,7 @@ def mark(model: PreTrainedModel, config: Mapping[str, Any]) -> None:
 
 
 def mark_as(model: PreTrainedModel, method: str) -> None:
-    """The marks beside hf_quantizer and quantization_config."""
+    """Sets the marks beside hf_quantizer and quantization_config."""
     model.is_quantized, model.quantization_method = True, method
     # transformers imports bitsandbytes where it finds this mark.
     if importlib.util.find_spec("bitsandbytes") is not None:
@@ -47,8 +47,8 @@ def mark_as(model: PreTrainedModel, method: str) -> None:
 
 
 def take_over(model: nn.Module) -> None:
-    """Of models that transformers loaded with bitsandbytes, whose layers are ours now: dequantize()
-    would find none of its own, and remove the marks."""
+    """Replaces the quantizer of models that transformers loaded with bitsandbytes. Their layers are
+    ours now: dequantize() would find none of its own, and remove the marks."""
     for each in model.modules():
         theirs = vars(each).get("hf_quantizer")
         if type(theirs) is Bnb4BitHfQuantizer:

@@ -93,5 +93,5 @@ class _Stored:
 
 
 def stored_tensors(checkpoint: Checkpoint) -> dict[str, Any]:
-    """As from_pretrained takes a state_dict."""
+    """Returns the tensors as from_pretrained takes a state_dict."""
     return {info.name: _Stored(file, info) for file, info in checkpoint.tensors()}

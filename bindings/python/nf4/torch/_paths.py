@@ -1,6 +1,6 @@
-"""Which way a product of tensors is expected to take less time: libnf4's own kernel, or dequantize
-and torch's dense product. The answers of the library (nf4/_paths.py) are kept. C++ asks by itself
-where it multiplies (_nf4_paths.hpp)."""
+"""Tells which way a product of tensors is expected to take less time: libnf4's own kernel, or
+dequantize and torch's dense product. The answers of the library (nf4/_paths.py) are kept. C++ asks
+by itself where it multiplies (_nf4_paths.hpp)."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ def _is_dense(
 
 
 def prefers_dense(x: Tensor, weight: WeightParts | Int4Parts) -> bool:
-    """Of y = x W^T, for an x [..., columns]."""
+    """Tells if the dense way is faster for y = x W^T. x is [..., columns]."""
     m = x.shape[:-1].numel()
     return _is_dense(_described(weight), x.dtype, m, 0, False, _device(x))
 
 
 def grad_prefers_dense(grad_y: Tensor, weight: WeightParts, rank: int = 0) -> bool:
-    """Of dX = dY W, for a dY [..., rows]. rank: of an adapter, whose products libnf4 makes beside
-    it; 0: without."""
+    """Tells if the dense way is faster for dX = dY W. dY is [..., rows]. `rank` is an adapter's,
+    whose products libnf4 makes beside it; 0 means none."""
     m = grad_y.shape[:-1].numel()
     return _is_dense(_described(weight), grad_y.dtype, m, rank, True, _device(grad_y))
 
 
 @functools.lru_cache(maxsize=256)
 def lora_grad_prefers_dense(dtype: torch.dtype, rank: int, device: int) -> bool:
-    """Of dA and dB of an adapter, on a GPU."""
+    """Tells if the dense way is faster for dA and dB of an adapter, on a GPU."""
     return _paths.lora_grad_is_dense(_torch.dtype_name(dtype), rank, device)
 
 
@@ -97,9 +97,9 @@ def _is_grouped_dense(
 def grouped_prefers_dense(
     x: Tensor, x_index: Tensor | None, weight: WeightParts | Int4Stack, gradient: bool
 ) -> bool:
-    """Of the products of a stack of experts, or of their gradient, which integers have not. Not
-    while a CUDA graph is captured, but for fp32, which libnf4 does not multiply: the dense way may
-    read on the host how many rows each expert has."""
+    """Tells if the dense way is faster for the products of a stack of experts, or their gradient,
+    which integers have not. While a CUDA graph is captured the answer is no, but for fp32, which
+    libnf4 does not multiply: the dense way may read on the host how many rows each expert has."""
     m, gathers = (x if x_index is None else x_index).shape[0], x_index is not None
     described, device = _described(weight), _device(x)
     if not _is_grouped_dense(described, x.dtype, m, x.shape[0], gathers, gradient, device):

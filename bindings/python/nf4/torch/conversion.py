@@ -135,7 +135,7 @@ def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     dtypes = _dense_dtypes(model)
 
     def dense(dequantize: Callable[[Any], Any]) -> Any:
-        """Of a weight, what it gives in the dtype that is wanted."""
+        """Returns what a weight gives in the dtype that is wanted."""
         made = dequantize(dtype)
         own = getattr(made, "weight", made).dtype
         if dtype is not None or not dtypes or own in dtypes:
@@ -154,7 +154,7 @@ def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
 
 
 def _dense_dtypes(model: nn.Module) -> Counter[torch.dtype]:
-    """Those of a model's floating-point parameters, with the number of elements of each."""
+    """Counts the elements of a model's floating-point parameters, by dtype."""
     found = Counter[torch.dtype]()
     for parameter in model.parameters() if isinstance(model, nn.Module) else ():
         if parameter.dtype in DTYPES:

@@ -1,5 +1,5 @@
-//! Which way each product of a layer goes: the last answers of libnf4, which takes about a microsecond
-//! for one.
+//! Keeps which way each product of a layer goes: the last answers of libnf4, which takes about a
+//! microsecond for one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,7 +30,7 @@ impl Question {
     }
 }
 
-/// Answers by a hash of their questions; of two with the same hash the last one.
+/// Keeps answers by a hash of their questions. Of two with the same hash it keeps the last one.
 #[derive(Debug, Default)]
 pub(crate) struct Paths([AtomicU64; 16]);
 

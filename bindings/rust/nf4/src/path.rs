@@ -1,4 +1,4 @@
-//! Which way a product is expected to take less time.
+//! Tells which way a product is expected to take less time.
 
 use std::ptr::NonNull;
 
@@ -13,24 +13,24 @@ use crate::{ColumnsOf, Element, Int4PartsOf, Int4Spec, Result, Spec};
 /// A way to compute a product. Both give the same numbers within the errors that `nf4.h` lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Path {
-    /// libnf4's function for the product, which reads the packed weight.
+    /// libnf4's function computes the product, and reads the packed weight.
     Fused,
-    /// dequantize into memory of the caller, and a dense product by another library, such as cuBLAS. It
-    /// is also the answer for a product that a GPU's launch refuses, such as `f32` with more than 16
-    /// rows of x.
+    /// The caller dequantizes into its memory, and another library, such as cuBLAS, multiplies.
+    /// This is also the answer for a product that a GPU's launch refuses, such as `f32` with more
+    /// than 16 rows of x.
     Dense,
 }
 
-/// Where a product runs.
+/// Says where a product runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// The functions on host memory.
+    /// The functions on host memory run it.
     Cpu,
-    /// The GPU with this index, as CUDA counts them in this process.
+    /// The GPU with this index runs it, as CUDA counts them in this process.
     Gpu(usize),
 }
 
-/// The answer of `query`, which gets the device and where to write.
+/// Returns the answer of `query`, which gets the device and where to write.
 fn ask(place: Place, query: impl FnOnce(i32, &mut sys::nf4_path) -> Result<()>) -> Result<Path> {
     let device = match place {
         Place::Cpu => sys::NF4_DEVICE_CPU,
@@ -54,14 +54,17 @@ fn matmul_path<T: Element>(weight: &impl Described, m: usize, place: Place) -> R
     })
 }
 
-/// For weights with the codebook of their format, and contiguous rows, all aligned to 16 bytes. An answer
-/// stays the same for the life of the process, and takes about a microsecond.
+/// The answers are for weights with the codebook of their format, and for contiguous rows, all
+/// aligned to 16 bytes. An answer stays the same for the life of the process, and takes about a
+/// microsecond.
 impl Spec {
-    /// Which way `m` rows of x times a weight take less time. With no rows: [`Path::Fused`].
+    /// Tells which way `m` rows of x times a weight take less time. With no rows it is
+    /// [`Path::Fused`].
     ///
     /// # Errors
-    /// As [`Spec::sizes`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m` rows are
-    /// too many; for a GPU what [`device_info`](crate::device_info) says of one that cannot be used.
+    /// It fails as [`Spec::sizes`] does, and with
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m` rows are too many. A GPU
+    /// that cannot be used gives what [`device_info`](crate::device_info) says of it.
     ///
     /// ```
     /// use nf4::{Path, Place, Spec};
@@ -77,10 +80,10 @@ impl Spec {
         matmul_path::<T>(self, m, place)
     }
 
-    /// The same with an adapter of `rank`.
+    /// Tells the same with an adapter of `rank`.
     ///
     /// # Errors
-    /// As [`Spec::matmul_path`], and if `rank` is not 1 to 128.
+    /// It fails as [`Spec::matmul_path`] does, and if `rank` is not 1 to 128.
     pub fn matmul_lora_path<T: Element>(
         &self,
         m: usize,
@@ -95,10 +98,10 @@ impl Spec {
         })
     }
 
-    /// The same of the gradient of `m` rows of x, with an adapter of `rank`, or 0: without one.
+    /// Tells the same of the gradient of `m` rows of x, with an adapter of `rank`; 0 means none.
     ///
     /// # Errors
-    /// As [`Spec::matmul_path`], and if `rank` is more than 128.
+    /// It fails as [`Spec::matmul_path`] does, and if `rank` is more than 128.
     pub fn matmul_grad_path<T: Element>(
         &self,
         m: usize,
@@ -113,11 +116,11 @@ impl Spec {
         })
     }
 
-    /// The same of `m` rows of y, and of so many experts, with `x_index`. The dense way dequantizes all
-    /// experts.
+    /// Tells the same of `m` rows of y, and of so many experts, with `x_index`. The dense way
+    /// dequantizes all experts.
     ///
     /// # Errors
-    /// As [`Spec::matmul_path`], and if `experts` is out of range.
+    /// It fails as [`Spec::matmul_path`] does, and if `experts` is out of range.
     pub fn matmul_grouped_path<T: Element>(
         &self,
         experts: usize,
@@ -132,10 +135,10 @@ impl Spec {
         })
     }
 
-    /// The same of their gradient.
+    /// Tells the same of their gradient.
     ///
     /// # Errors
-    /// As [`Spec::matmul_grouped_path`].
+    /// It fails as [`Spec::matmul_grouped_path`] does.
     pub fn matmul_grouped_grad_path<T: Element>(
         &self,
         experts: usize,
@@ -151,13 +154,13 @@ impl Spec {
     }
 }
 
-/// The same functions as those of [`Spec`].
+/// These functions are the same as those of [`Spec`].
 impl Int4Spec {
-    /// Which way `m` rows of x times a weight with this order of columns take less time. With no rows:
-    /// [`Path::Fused`].
+    /// Tells which way `m` rows of x times a weight with this order of columns take less time. With
+    /// no rows it is [`Path::Fused`].
     ///
     /// # Errors
-    /// As [`Spec::matmul_path`], and as [`Int4Spec::sizes`].
+    /// It fails as [`Spec::matmul_path`] and [`Int4Spec::sizes`] do.
     ///
     /// ```
     /// use nf4::{ColumnsOf, Int4Layout, Int4Spec, Path, Place};
@@ -183,11 +186,11 @@ impl Int4Spec {
         matmul_path::<T>(&DeviceInt4Tensor { spec: *self, parts }, m, place)
     }
 
-    /// The same of `m` rows of y, and of so many experts of this spec, with `x_index`. The dense way
-    /// dequantizes all experts.
+    /// Tells the same of `m` rows of y, and of so many experts of this spec, with `x_index`. The
+    /// dense way dequantizes all experts.
     ///
     /// # Errors
-    /// As [`Int4Spec::matmul_path`], and if `experts` is out of range.
+    /// It fails as [`Int4Spec::matmul_path`] does, and if `experts` is out of range.
     pub fn matmul_grouped_path<T: Element>(
         &self,
         experts: usize,

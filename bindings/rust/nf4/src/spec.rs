@@ -166,8 +166,8 @@ impl Spec {
         Ok(bytes)
     }
 
-    /// What `query` says of a product of `m` contiguous rows, or of its gradient, with an adapter of
-    /// `rank`; a gradient may have none.
+    /// Asks `query` of a product of `m` contiguous rows, or of its gradient, with an adapter of
+    /// `rank`. A gradient may have none.
     pub(crate) fn adapted<T: Element>(
         &self,
         m: usize,

@@ -230,7 +230,7 @@ def _rounded(layer: Any, x: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
 def forward(
     product: Product, weight_of: WeightOf, bitsandbytes: Any, original: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
-    """For Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced. Its attributes
+    """Makes Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced. Its attributes
     nf4_operands and nf4_linear are for who does more than this product at once
     (nf4/torch/peft/layers.py)."""
     Params4bit, ours = bitsandbytes.nn.Params4bit, bitsandbytes.matmul_4bit

@@ -34,9 +34,9 @@ def in_state_dict(name: str) -> str:
 
 
 class Names(NamedTuple):
-    """Of a model. target: the model's name, without wrappers, of a checkpoint's tensor. is_ignored:
-    whether the model's class says that a weight is none of its own. begins: where a matrix of an
-    expert begins in the stack that transformers puts it into."""
+    """`target` gives a model's name, without wrappers, of a checkpoint's tensor. `is_ignored` tells
+    whether the model's class says that a weight is none of its own. `begins` holds where a matrix
+    of an expert begins in the stack that transformers puts it into."""
 
     target: Callable[[str], str]
     is_ignored: Callable[[str], bool]

@@ -49,7 +49,7 @@ def new_bias(
 
 
 def dense_weight(linear: nn.Linear, allow_nonfinite: bool, instead: str = "") -> Tensor:
-    """Of a dense layer, to be quantized. `instead` says what other layers are for."""
+    """Returns a dense layer's weight, to be quantized. `instead` says what other layers are for."""
     if type(linear) is not nn.Linear:
         raise InvalidArgument(
             f"linear is {kind_of(linear)}; expected a torch.nn.Linear, whose weight is dense"

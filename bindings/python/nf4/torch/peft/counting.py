@@ -19,7 +19,7 @@ def _missed(module: QuantizedModule) -> int:
 
 
 def counted(original: Callable[..., tuple[int, int]]) -> Callable[..., tuple[int, int]]:
-    """For PEFT's get_nb_trainable_parameters."""
+    """Wraps PEFT's get_nb_trainable_parameters."""
 
     @functools.wraps(original)
     def get_nb_trainable_parameters(self: nn.Module) -> tuple[int, int]:

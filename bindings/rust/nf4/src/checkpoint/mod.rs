@@ -35,8 +35,8 @@ use state::STATE_MARK;
 /// The other readers of libnf4 have the same limit.
 const MAX_RANK: usize = 32;
 
-/// What is wrong with a checkpoint. The text names the file or the tensor, with control characters
-/// as escapes.
+/// Says what is wrong with a checkpoint. The text names the file or the tensor, with control
+/// characters as escapes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,4 +1,4 @@
-//! Which way products go.
+//! Tests which way products go.
 
 use half::{bf16, f16};
 use nf4::{ColumnsOf, Error, Format, Int4Layout, Int4Spec, Path, Place, Result, Spec};
