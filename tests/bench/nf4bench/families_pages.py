@@ -49,7 +49,8 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
         f"its own kernels; the drop-in is the same layer served by libnf4; dequantize + dense is "
         f"libnf4's dequantize and torch {found['torch']}'s linear. NF4 has nested scales, GPTQ "
         f"groups of {GROUP_SIZE}. \"Better\" is the faster of bitsandbytes and dequantize + "
-        f"dense.",
+        f"dense. NF4Linear is timed without the drop-in. Where the drop-in is registered, as it is "
+        f"by default, NF4Linear calls bitsandbytes' kernel where that is faster.",
         "## Products",
         *_products(found["products"]),
         "## QLoRA steps",

@@ -161,6 +161,14 @@ def test_flash_attention_casts_to_the_dtype_of_the_model(options, dtype):
     assert get_target_dtype(torch.zeros(1), attention) == dtype
 
 
+def test_the_dtype_of_the_config_stays_where_parameters_have_it():
+    model = dense(dtype=torch.bfloat16)
+    model.config.dtype = torch.bfloat16
+    model.model.embed_tokens.float()
+    quantize_model(model)
+    assert model.dtype == torch.float32 and model.config.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("options", [{}, INTEGERS])
 def test_a_model_that_asks_its_config_for_the_mark_runs(options):
     """transformers#43145: FalconMamba calls dt_proj where it finds the mark, else it reads its

@@ -43,7 +43,8 @@ def mark_as(model: PreTrainedModel, method: str) -> None:
             each.config._is_quantized = True
             # Attention asks for it, as the layers' weights no longer say it. A model that was made
             # by its class has none, and one that was cast has that of before.
-            each.config.dtype = each.dtype
+            if each.config.dtype not in {parameter.dtype for parameter in each.parameters()}:
+                each.config.dtype = each.dtype
 
 
 def take_over(model: nn.Module) -> None:
