@@ -65,7 +65,7 @@ def _configs(
 
 
 def _of_parts(config: Any, names: tuple[str, ...]) -> Any:
-    """The first attribute of these that the configuration or a part of it has."""
+    """Returns the first attribute of these that the configuration or a part of it has."""
     due = [config]
     while due:
         each = due.pop(0)
@@ -126,7 +126,7 @@ def _dense(
     kind: type[transformers.PreTrainedModel],
     limit_layers: Callable[[transformers.PretrainedConfig, int], None],
 ) -> tuple[transformers.PreTrainedModel, dict[str, Any]] | str:
-    """A model that runs, and its inputs; or why there is none."""
+    """Returns a model that runs, and its inputs; or why there is none."""
     why = "-"
     for config in _configs(kind, limit_layers):
         try:

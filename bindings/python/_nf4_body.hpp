@@ -156,13 +156,13 @@ void multiply_fused(const Product<Kind> *products, size_t count, const dl_tensor
   });
 }
 
-// The rows of x in 16 bits; of an x that cuBLAS takes.
+// Reads the rows of x in 16 bits, if cuBLAS takes the x.
 inline bool read_left(const nf4_matmul_args &args, const dl_tensor &x, int64_t cols, Rows &left) {
   left = {args.x, args.dtype, x.device_id, args.m, cols, args.x_stride};
   return args.dtype != NF4_DTYPE_FP32 && fits(args.m, 1) && fits(cols, 1) && fits(args.x_stride, 1);
 }
 
-// On a GPU by a dense weight, which is torch's until the stream has used it.
+// Multiplies on a GPU by a dense weight, which is torch's until the stream has used it.
 template <class Kind>
 void multiply_dense(const Product<Kind> &product, const dl_tensor &x) {
   const nf4_matmul_args &args = product.args;

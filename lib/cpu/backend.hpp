@@ -73,7 +73,7 @@ void lora_grad(const LoraGradProblem &problem, int threads);
 void matmul_grouped(const GroupedProblem &problem, int threads);
 void matmul_grouped(const Int4GroupedProblem &problem, int threads);
 
-// Which way is expected to take less time: see nf4_matmul_path.
+// Says which way is expected to take less time: see nf4_matmul_path.
 nf4_path path_of(const MatmulProblem &problem);
 
 }  // namespace nf4::cpu

@@ -16,7 +16,7 @@ namespace nf4::cpu {
 template <class Body>
 void parallel_for(int64_t count, int64_t per_thread, int threads, const Body &body);
 
-// The processors that the process may run on, or fewer where a quota of processor time is smaller.
+// Counts the processors that the process may run on, or fewer where a quota of their time is less.
 int available_processors();
 // Those that parallel_for() is to use: the number given, or one for each processor.
 inline int threads_of(int threads) { return threads > 0 ? threads : available_processors(); }

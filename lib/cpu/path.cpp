@@ -1,5 +1,5 @@
-// Which way a product is expected to take less time on the CPU (nf4_path). Figures:
-// docs/design/path.md.
+// Decides which way a product is expected to take less time on the CPU (nf4_path).
+// docs/design/path.md has the figures.
 #include "cpu/backend.hpp"
 
 #if defined(__x86_64__)

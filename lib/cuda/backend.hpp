@@ -14,7 +14,7 @@ nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream);
 // What matmul() would launch on a device, by its number; see nf4_matmul_plan.
 nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
                        const char **kernels);
-// Which way is expected to take less time on a device, by its number: see nf4_matmul_path. The
+// Says which way is expected to take less time on a device, by its number: see nf4_matmul_path. The
 // problem is one that a launch takes, and not empty.
 nf4_status matmul_path(const MatmulProblem &problem, int device, nf4_path &path);
 nf4_status matmul_grad_path(const MatmulProblem &problem, int device, nf4_path &path);

@@ -1,4 +1,4 @@
-// The processors that a container's quota allows, read from folders in place of /proc and /sys.
+// Checks the processors that a container's quota allows, read from folders in place of /proc, /sys.
 #include <climits>
 #include <string>
 
@@ -11,7 +11,7 @@ using namespace nf4;
 
 namespace {
 
-// A machine's files, by their paths without the first slash.
+// Holds a machine's files, by their paths without the first slash.
 class Machine {
  public:
   void file(const std::string &path, const std::string &text) const {

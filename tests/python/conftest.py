@@ -74,7 +74,7 @@ def compile_c(source: Path, output: Path, *arguments: str) -> Path:
 
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Path:
-    """A folder whose path has spaces and the names of packages, as a user's may."""
+    """Returns a folder whose path has spaces and the names of packages, as a user's may."""
     folder = tmp_path / "nf4 torch and bitsandbytes"
     folder.mkdir()
     return folder

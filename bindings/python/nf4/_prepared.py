@@ -155,7 +155,7 @@ def _no_launch(_out: object, _dtype: object, _stream: object) -> None:
 def matmul_args(
     descriptor: Structure, dtype: int, m: int, x_stride: int, y_stride: int, rank: int = 0
 ) -> _abi.MatmulArgs:
-    """The nf4_matmul_args of a product, with an adapter of `rank`, without its pointers."""
+    """Returns the nf4_matmul_args of a product, with an adapter of `rank`, without its pointers."""
     args = _abi.MatmulArgs(
         struct_size=ctypes.sizeof(_abi.MatmulArgs),
         dtype=dtype,

@@ -1,4 +1,4 @@
-// Which dequantize kernel of integer weights runs. No CUDA types.
+// Chooses the dequantize kernel of integer weights that runs. No CUDA types.
 #pragma once
 
 #include <algorithm>

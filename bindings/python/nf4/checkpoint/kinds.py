@@ -76,7 +76,7 @@ def require_readable(checkpoint: Checkpoint, found: Survey) -> None:
 
 
 def is_assumed(checkpoint: Checkpoint, found: Survey) -> bool:
-    """Whether nothing tells gptq from gptq_v2."""
+    """Says whether nothing tells gptq from gptq_v2."""
     return quantization(checkpoint) is None and any(
         isinstance(weight, Int4Weight) and weight.state.layout is GPTQ
         for weight in found.weights.values()
@@ -84,7 +84,7 @@ def is_assumed(checkpoint: Checkpoint, found: Survey) -> bool:
 
 
 def method_problem(said: Quantization | None) -> FormatError | None:
-    """An error for a quantization that is not read, by its name."""
+    """Returns an error for a quantization that is not read, by its name."""
     if said is None or said.method in PARSERS or said.method == OF_EXPERTS:
         return None
     if said.method is None:

@@ -30,15 +30,15 @@ _DENSE_DTYPES = ("F64", "F32", "F16", "BF16", "C64", "BOOL", "I64", "U64")
 
 
 def is_harmless(info: TensorInfo) -> bool:
-    """Whether a model computes the same without this tensor. A bias of several dimensions is the
-    mask of causal attention."""
+    """Tells whether a model computes the same without this tensor. A bias of several dimensions is
+    the mask of causal attention."""
     last = info.name.rpartition(".")[2]
     is_mask = last == "bias" and len(info.shape) > 2
     return is_mask or _HARMLESS.fullmatch(last) is not None
 
 
 def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
-    """An error for each dense tensor of a survey that is part of something quantized."""
+    """Yields an error for each dense tensor of a survey that is part of something quantized."""
     modules = {name.removesuffix(".weight") for name in found.weights}.union(found.weights)
     for name, info in found.dense.items():
         module, _, last = name.rpartition(".")
@@ -59,8 +59,8 @@ def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
 
 
 def strangers(checkpoint: Checkpoint, found: Survey) -> list[FormatError]:
-    """The errors of without_place. Asks for the model only where a dense tensor beside 4-bit
-    weights is neither a weight nor a bias; none where no model can be asked."""
+    """Returns the errors of without_place. Asks for the model only where a dense tensor beside
+    4-bit weights is neither a weight nor a bias; none where no model can be asked."""
     unusual = any(
         not (name.endswith((".weight", ".bias")) or is_harmless(info))
         for name, info in found.dense.items()
@@ -72,7 +72,7 @@ def strangers(checkpoint: Checkpoint, found: Survey) -> list[FormatError]:
 
 
 def without_place(checkpoint: Checkpoint, found: Survey, model: Model) -> list[FormatError]:
-    """An error for each dense tensor that the model of config.json has no place for."""
+    """Returns an error for each dense tensor that the model of config.json has no place for."""
     return [
         FormatError(checkpoint.owner[name].path, "the model has no place for it", name)
         for name in model.unexpected

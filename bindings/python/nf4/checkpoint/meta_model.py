@@ -138,7 +138,7 @@ class LoadPlan:
         ]
 
     def missing(self, tensors: Iterable[str]) -> list[str]:
-        """The parameters that none of a checkpoint's tensors is loaded into."""
+        """Returns the parameters that none of a checkpoint's tensors is loaded into."""
         found = {self.target(tensor)[0] for tensor in tensors}
         return [
             name

@@ -143,7 +143,7 @@ def _require_no_backbone(config: Mapping[str, Any], path: tuple[str, ...]) -> No
 def model_config(
     kind: type[transformers.PreTrainedModel], config: Mapping[str, Any]
 ) -> transformers.PretrainedConfig:
-    """The configuration of a class of transformers, by what may pass of a config.json.
+    """Returns the configuration of a class of transformers, by what may pass of a config.json.
 
     ValueError, which names the key, for what would fetch or load something, for a dtype that torch
     does not have, and for a string that names a place where the class expects a word.

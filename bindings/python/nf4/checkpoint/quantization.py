@@ -93,12 +93,12 @@ def quantization(checkpoint: Checkpoint) -> Quantization | None:
 
 
 def says_quantization(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json says anywhere how the checkpoint is quantized."""
+    """Tells whether a config.json says anywhere how the checkpoint is quantized."""
     return any(block for _, block in _blocks(config))
 
 
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json without what it says of a quantization, at any depth."""
+    """Returns a config.json without what it says of a quantization, at any depth."""
     kept = dict(config)
     for path, _ in _blocks(config):
         at: Any = kept
@@ -113,7 +113,7 @@ def _is_of_mlx(key: str, value: object) -> bool:
 
 
 def _blocks(config: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The blocks of config.json with their paths, those nearest to the top first."""
+    """Yields the blocks of config.json with their paths, those nearest to the top first."""
     queue: deque[tuple[tuple[Any, ...], Any]] = deque([((), config)])
     while queue:
         path, value = queue.popleft()
@@ -133,7 +133,7 @@ class _Place(NamedTuple):
     name: str
 
     def stated(self) -> str | None:
-        """The method that the place names, if it does."""
+        """Returns the method that the place names, if it does."""
         method = self.block.get("quant_method") or self.block.get("method")
         if method is None:
             return _METHOD_OF_PLACE.get(self.name)
@@ -156,7 +156,7 @@ class _Place(NamedTuple):
 
 
 def _places(checkpoint: Checkpoint) -> Iterator[_Place]:
-    """All places that say it. A block that is null or empty says nothing."""
+    """Yields all places that say it. A block that is null or empty says nothing."""
     config = config_path(checkpoint)
     for path, block in _blocks(checkpoint.config):
         if block:
@@ -190,7 +190,7 @@ def _with_usual_keys(method: str | None, block: Mapping[str, Any]) -> dict[str, 
 
 
 def _difference(one: Quantization, other: Quantization) -> str | None:
-    """A sentence on the first key that both say differently; None where they agree."""
+    """Returns a sentence on the first key that both say differently; None where they agree."""
     pairs = [("quant_method", one.method, other.method)]
     pairs += [(key, one.config.get(key), other.config.get(key)) for key in _DECISIVE]
     for key, own, theirs in pairs:

@@ -118,7 +118,7 @@ class Checkpoint(Closing):
         self.beside = {name: config for name, config in found if config is not None}
 
     def _read_config(self, name: str) -> dict[str, Any] | None:
-        """A configuration in a directory; None where there is none."""
+        """Returns a configuration in a directory; None where there is none."""
         path = os.path.join(self.directory or "", name)
         if self.directory is None or not os.path.exists(path):
             return None

@@ -49,7 +49,7 @@ peer: Callable[[Tensor, Tensor | None, Any], Tensor | None] | None = None
 
 
 def fast_linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor | None:
-    """The fast way; None if nothing was done."""
+    """Takes the fast way; returns None if nothing was done."""
     return _fast.linear(x, bias, weight, peer)
 
 
@@ -60,7 +60,7 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
 
 
 def general_linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
-    """The same for x of any strides, with a message for each fault."""
+    """Does the same for x of any strides, with a message for each fault."""
     if takes_dense(x, weight):
         return dense_linear(x, bias, weight)
     require_device(x.device, "x", {"bias": bias, **weight.named()})

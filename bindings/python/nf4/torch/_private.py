@@ -206,7 +206,7 @@ def arguments_of(op: Any) -> list[Any] | None:
 
 
 def argument_names(op: Any) -> list[str] | None:
-    """The names of arguments_of."""
+    """Returns the names of arguments_of."""
     arguments = arguments_of(op)
     return None if arguments is None else [each.name for each in arguments]
 

@@ -53,7 +53,7 @@ def put(experts: Any, name: str, made: nn.Module) -> None:
 
 
 def make_dense(model: nn.Module, dense_of: Callable[[Any], Tensor]) -> list[str]:
-    """The reverse of quantize_stack, for all stacks of a model; their names. dense_of calls a
+    """Reverses quantize_stack for all stacks of a model, and returns their names. dense_of calls a
     stack's dequantize with a dtype."""
     made, configs = [], {}
     for path, experts in model.named_modules():

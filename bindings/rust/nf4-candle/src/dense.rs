@@ -1,11 +1,11 @@
-//! The dense way: candle's product with weights that were dequantized.
+//! Goes the dense way: candle's product with weights that were dequantized.
 
 use candle_core::backend::BackendStorage;
 use candle_core::{Layout, Result};
 
 use crate::product::{Extent, Product};
 
-/// `dense`: the weights of the product, one behind another.
+/// `dense` holds the weights of the product, one behind another.
 pub(crate) fn multiply<S: BackendStorage>(
     product: &Product,
     x: &S,

@@ -28,7 +28,7 @@ impl Weight {
     }
 }
 
-/// The weights of a layer, which have the same columns: the outputs stand side by side.
+/// Holds the weights of a layer, which have the same columns: the outputs stand side by side.
 #[derive(Debug)]
 pub(crate) struct Weights {
     all: Vec<Weight>,

@@ -90,7 +90,7 @@ def _mark(model: PreTrainedModel, checkpoint: Checkpoint, stored: dict[str, Any]
 
 
 def compute_dtype_of(quantization_config: Mapping[str, Any]) -> torch.dtype | None:
-    """The compute dtype that config.json gives; ValueError for what is none."""
+    """Returns the compute dtype that config.json gives; ValueError for what is none."""
     name = quantization_config.get("bnb_4bit_compute_dtype")
     if name is None:
         return None
@@ -101,7 +101,7 @@ def compute_dtype_of(quantization_config: Mapping[str, Any]) -> torch.dtype | No
 
 
 def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrainedModel:
-    """The dense model on meta."""
+    """Returns the dense model on meta."""
     kind, config = class_and_config(checkpoint)
     with torch.device("meta"):
         model = kind._from_config(config, **({} if dtype is None else {"dtype": dtype}))

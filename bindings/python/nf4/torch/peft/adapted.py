@@ -163,8 +163,8 @@ def linear(
     adapter: Adapter,
     base: Callable[..., Tensor | None] | None = None,
 ) -> Tensor | None:
-    """The product, with gradients for x, A, B and bias; None if nothing was done, as `product`
-    says."""
+    """Returns the product, with gradients for x, A, B and bias; None if nothing was done, as
+    `product` says."""
     a, b, scale = adapter
     records = torch.is_grad_enabled() and _private.any_requires_grad(x, a, b, bias)
     if records and not (a.requires_grad and b.requires_grad):

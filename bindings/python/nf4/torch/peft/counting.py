@@ -13,7 +13,7 @@ from nf4.torch.modules.base import QuantizedModule
 
 
 def _missed(module: QuantizedModule) -> int:
-    """How many weights more than the elements of those parameters that hold them."""
+    """Counts the weights beyond the elements of those parameters that hold them."""
     held = [each for name, each in module._parameters.items() if name != "bias"]
     return math.prod(module.spec.shape) - sum(each.numel() for each in held if each is not None)
 

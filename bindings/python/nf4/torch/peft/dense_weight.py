@@ -37,7 +37,7 @@ def _dtype(layer: Layer) -> torch.dtype:
 
 
 def whole(layer: Layer) -> Tensor:
-    """The dense weight."""
+    """Returns the dense weight."""
     return layer.dequantize(None if isinstance(layer, NF4Linear) else _dtype(layer))
 
 
@@ -84,7 +84,7 @@ class DenseWeight(Tensor):
             self._write(_dense(value))
 
     def data_ptr(self) -> int:
-        """The address of what the layer holds. PEFT finds tied weights by it."""
+        """Returns the address of what the layer holds. PEFT finds tied weights by it."""
         return self.layer.weight.data_ptr()
 
     @property
@@ -167,7 +167,7 @@ def _dense(value: Any) -> Any:
 
 
 def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view, or a list of them, so that nothing is lost that PEFT writes into one."""
+    """Returns a view, or a list of them, so that nothing is lost that PEFT writes into one."""
     of, *rest = args
     if func in _ITSELF:
         return DenseWeight(of.layer, of.steps, of)
@@ -187,7 +187,7 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DenseWeight | None:
-    """The argument that the operator writes, if it is a DenseWeight."""
+    """Returns the argument that the operator writes, if it is a DenseWeight."""
     for at, argument in enumerate(_private.arguments_of(func) or ()):
         given = args[at] if at < len(args) else kwargs.get(argument.name)
         if isinstance(given, DenseWeight) and argument.is_write:

@@ -1,4 +1,4 @@
-//! Which files a checkpoint has, and how they are opened: regular ones alone, with bounds.
+//! Finds which files a checkpoint has, and opens them: regular ones alone, with bounds.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -12,7 +12,7 @@ const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 const MAX_INDEX_BYTES: u64 = 100_000_000;
 
-/// The files of a checkpoint, and which tensors its index says are in which, if it has one.
+/// Holds the files of a checkpoint, and which tensors its index says are in which, if it has one.
 pub(super) struct Files {
     pub paths: Vec<PathBuf>,
     pub index: Option<Index>,
@@ -25,7 +25,7 @@ pub(super) struct Index {
 }
 
 impl Files {
-    /// The files of a safetensors file's path, an index's, or a folder's.
+    /// Finds the files of a safetensors file's path, an index's, or a folder's.
     pub fn of(path: &Path) -> Result<Self> {
         let chosen = if path.is_dir() {
             path.join(choose(path)?)
@@ -50,7 +50,7 @@ impl Files {
     }
 }
 
-/// A file to be read, if it is a regular one.
+/// Opens a file to be read, if it is a regular one.
 pub(super) fn open(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
@@ -67,8 +67,8 @@ pub(super) fn open(path: &Path) -> Result<File> {
     Err(wrong(path, "it is not a regular file"))
 }
 
-/// The name of the file in a folder that leads to its weights. The single one goes before an index,
-/// as in transformers.
+/// Returns the name of the file in a folder that leads to its weights. The single one goes before
+/// an index, as in transformers.
 fn choose(folder: &Path) -> Result<std::ffi::OsString> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(|error| failed(folder, error))? {
