@@ -190,8 +190,7 @@ void multiply_dense(const Product<Kind> &product, const dl_tensor &x) {
 template <class Kind>
 void multiply(const Product<Kind> *products, size_t count, const dl_tensor &x) {
   const auto is_dense = [&](const Product<Kind> &each) { return prefers_dense(each, x); };
-  if (std::none_of(products, products + count, is_dense))
-    return multiply_fused(products, count, x);
+  if (std::none_of(products, products + count, is_dense)) return multiply_fused(products, count, x);
   for (size_t i = 0; i < count; ++i)
     is_dense(products[i]) ? multiply_dense(products[i], x) : multiply_fused(products + i, 1, x);
 }
