@@ -233,7 +233,8 @@ TEST_CASE("where a folder says how it is quantized", "[checkpoint]") {
   }
   const std::string of_modelopt =
       R"({"producer":{"name":"modelopt"},"quantization":{"quant_algo":"W4A16"}})";
-  has(read("{}", "hf_quant_config.json", of_modelopt), "hf_quant_config.json: quant_method is missing");
+  has(read("{}", "hf_quant_config.json", of_modelopt),
+      "hf_quant_config.json: quant_method is missing");
   has(read(of("quantization_config", v2), "hf_quant_config.json", of_modelopt),
       "hf_quant_config.json: quant_method is missing");
   CHECK(read(of("quantization_config", v2), "hf_quant_config.json", "{}").empty());
