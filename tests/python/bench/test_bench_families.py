@@ -147,23 +147,26 @@ def test_a_process_for_each_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     for each in FAMILIES:
         each.library(tmp_path).parent.mkdir(parents=True)
         each.library(tmp_path).touch()
-    asked, status = [], 0
+    asked, faults = [], []
 
-    def run(command: list[str], env: dict, timeout: float) -> subprocess.CompletedProcess:
+    def run(command: list[str], env: dict, timeout: float, check: bool) -> None:
+        assert check
         asked.append((int(command[3]), env["NF4_LIBRARY"], env["NF4_BITSANDBYTES"]))
         parts = {part: [{"of": len(asked)}] for part in families.PARTS}
         made = {"about": {"device": "a GPU"}, "seconds": 9.0, **parts}
         Path(command[2]).write_text(json.dumps(made))
-        return subprocess.CompletedProcess(command, status)
+        if faults:
+            raise faults.pop()
 
     monkeypatch.setattr(families.subprocess, "run", run)
     found = modes.run(Options("families", build=tmp_path / "build"))
     assert asked == [(i, str(each.library(tmp_path)), "0") for i, each in enumerate(FAMILIES)]
     assert found["device"] == "a GPU" and found["products"] == [{"of": 1}, {"of": 2}, {"of": 3}]
     assert list(found["seconds"]) == list(map(str, FAMILIES))
-    status = 1
-    with pytest.raises(LaunchFailed, match="the bench of Sm80, 163 KiB failed"):
-        families.run(tmp_path)
+    for fault in subprocess.CalledProcessError(1, "bench"), subprocess.TimeoutExpired("bench", 9):
+        faults.append(fault)
+        with pytest.raises(LaunchFailed, match="the bench of Sm80, 163 KiB: Command 'bench'"):
+            families.run(tmp_path)
 
 
 def test_the_process_says_what_is_wrong(tmp_path: Path) -> None:

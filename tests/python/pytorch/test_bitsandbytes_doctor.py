@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import nf4
@@ -74,6 +73,11 @@ def test_registered_before_bitsandbytes_is_imported(installed):
     assert result.returncode == 0, result.stderr
 
 
+SAYS_SO_ITSELF = """
+from importlib.util import find_spec
+from bitsandbytes.functional import has_avx512bf16
+print(bool(has_avx512bf16()) and find_spec("kernels") is None)
+"""
 NO_KERNEL = """
 import logging, torch
 logging.getLogger("bitsandbytes.backends.cpu.ops").warning("before")
@@ -92,9 +96,8 @@ def test_what_bitsandbytes_says_of_its_kernel_appears_where_it_means_something(
     result = run(NO_KERNEL, installed | {"NF4_BITSANDBYTES": switch})
     assert result.returncode == 0, result.stderr
     # bitsandbytes itself says so, too, on CPUs with AVX512-BF16, where libnf4 makes it answer no.
-    ask = "from bitsandbytes.functional import has_avx512bf16; print(bool(has_avx512bf16()))"
-    asked = run(ask, installed | {"NF4_BITSANDBYTES": "0"})
-    own = asked.stdout.split()[-1] == "True" and find_spec("kernels") is None
+    asked = run(SAYS_SO_ITSELF, installed | {"NF4_BITSANDBYTES": "0"})
+    own = asked.stdout.split()[-1] == "True"
     found = result.stderr.count("Failed to load CPU gemm_4bit_forward from kernels-community")
     assert found == lines * (1 + own)
     assert "before\n" in result.stderr and "after\n" in result.stderr
