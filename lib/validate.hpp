@@ -83,7 +83,7 @@ template <class W>
 bool gpu_refuses(const MatmulProblemOf<W> &problem);
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem);
-// Of experts GPUs multiply neither fp32 nor integers whose columns have an order of their own.
+// GPUs multiply neither experts in fp32 nor those of integers whose columns have their own order.
 bool gpu_refuses(const GroupedProblem &problem);
 bool gpu_refuses(const Int4GroupedProblem &problem);
 nf4_status validate_grouped_on_gpu(const GroupedProblem &problem);

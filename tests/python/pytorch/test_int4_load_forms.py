@@ -70,6 +70,16 @@ def require_same(found, expected) -> None:
     assert torch_cases.error(logits(found), logits(expected)) <= 1e-5
 
 
+def require_same_by_every_way(found, dense, path: Path, again: Path) -> None:
+    """For a model that was loaded from the folder, saved to `again`, and filled part by part."""
+    require_same(found, dense)
+    found.save_pretrained(again)
+    require_same(nf4.torch.load(again), dense)
+    empty = empty_model(path)
+    load_checkpoint(empty, path)
+    require_same(empty, dense)
+
+
 def change(folder: Path, **tensors: torch.Tensor | None) -> None:
     """Adds tensors, whose dots are double underscores; None removes one."""
     stored: dict[str, Any] = load_file(folder / "model.safetensors")
@@ -117,12 +127,7 @@ def test_a_config_within_text_config(layout, tmp_path):
     edit_config(path, to_part)
     found = nf4.torch.load(path)
     assert sum(isinstance(each, Int4Linear) for each in found.modules()) == 14
-    require_same(found, dense)
-    found.save_pretrained(tmp_path / "again")
-    require_same(nf4.torch.load(tmp_path / "again"), dense)
-    empty = empty_model(path)
-    load_checkpoint(empty, path)
-    require_same(empty, dense)
+    require_same_by_every_way(found, dense, path, tmp_path / "again")
     assert main(["dequantize", str(path), str(tmp_path / "out")]) == 0
     assert "quantization_config" not in (tmp_path / "out" / "config.json").read_text()
     require_same(loaded(model, tmp_path / "out"), dense)
@@ -209,12 +214,7 @@ def test_a_head_in_integers_beside_tied_embeddings(layout, tmp_path):
     edit_config(path, lambda config: config.update(tie_word_embeddings=True))
     found = nf4.torch.load(path)
     assert isinstance(found.lm_head, Int4Linear) and not found.config.tie_word_embeddings
-    require_same(found, dense)
-    found.save_pretrained(tmp_path / "again")
-    require_same(nf4.torch.load(tmp_path / "again"), dense)
-    empty = empty_model(path)
-    load_checkpoint(empty, path)
-    require_same(empty, dense)
+    require_same_by_every_way(found, dense, path, tmp_path / "again")
     to = "gptq" if layout == "awq" else "awq"
     for arguments in (["dequantize"], ["convert", "--to", to]):
         out = tmp_path / arguments[0]

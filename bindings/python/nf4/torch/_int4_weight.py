@@ -84,7 +84,6 @@ class Int4Parts(NamedTuple):
     spec: Int4Spec
 
     names = ("packed", "scales", "zeros", "g_idx", "permutation")
-    fp32_rows = nf4.Int4Tensor.fp32_rows
 
     @classmethod
     def of(cls, weight: nf4.Int4Tensor) -> Int4Parts:

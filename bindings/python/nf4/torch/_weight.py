@@ -93,7 +93,6 @@ class WeightParts(NamedTuple):
     spec: Spec
 
     names = PARTS
-    fp32_rows = nf4.QuantizedTensor.fp32_rows
 
     @classmethod
     def of(cls, weight: nf4.QuantizedTensor) -> WeightParts:
