@@ -363,12 +363,13 @@ def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Step]:
     def of(tags: str, program: Path = check, **environment: str) -> Step:
         return lambda gpu: catch2(program, tags, folder, CUDA_VISIBLE_DEVICES=gpu, **environment)
 
+    # The longest comes first: the steps begin in this order.
     return {
+        "compute_75 and compute_80 PTX": of("[cuda]~[large]", check_ptx, CUDA_FORCE_PTX_JIT="1"),
         "kernels and launches": of("[cuda]~[matmul]"),
         "matmul": of("[cuda][matmul]"),
         "a sticky error": of("[.sticky]"),
         "a cold capture": of("[.cold]"),
-        "compute_75 and compute_80 PTX": of("[cuda]~[large]", check_ptx, CUDA_FORCE_PTX_JIT="1"),
         "Python": lambda _: pytest(folder, python_tests()),
     }
 
