@@ -55,10 +55,10 @@ _USUAL = "[cuda]~[large]~[long]"
 _STREAM_K_ADAPTERS = '"stream-K kernels add an adapter once"'
 _PRODUCTS = "[matmul]~[lora]~[matmul_grad]~[matmul_grouped]"
 RACECHECK_STEPS = {
+    "racecheck of adapters": f"[lora]~{_STREAM_K_ADAPTERS}",
     "racecheck of products": f"{_PRODUCTS}~[int4]",
     "racecheck of integers' products": f"{_PRODUCTS}[int4]",
     "racecheck of gradients": "[matmul_grad]",
-    "racecheck of adapters": f"[lora]~{_STREAM_K_ADAPTERS}",
     "racecheck of adapters by stream-K": _STREAM_K_ADAPTERS,
     "racecheck of experts": "[matmul_grouped]",
     "racecheck": "~[matmul]~[lora]~[matmul_grad]~[matmul_grouped]",
@@ -81,6 +81,9 @@ STEP_SECONDS = 3600  # a step that takes longer hangs
 # late the host must launch within a millisecond.
 LANES = 2
 FILES_AT_ONCE = 2
+# The driver compiles PTX on one core for half a minute in each program: the files of that step run
+# side by side.
+PTX_FILES_AT_ONCE = os.cpu_count() or FILES_AT_ONCE
 RUST = ROOT / ".cache" / "rust"
 # The steps of a family try the choices that the library makes there, on fewer shapes than the step
 # of PTX tries their kernels on, and those of Python's tests whose values no choice changes.
@@ -208,12 +211,12 @@ def check_cuda(build: Path) -> Path:
     return found[0]
 
 
-def by_file(run: Callable[[str], T]) -> list[T]:
+def by_file(run: Callable[[str], T], files_at_once: int = FILES_AT_ONCE) -> list[T]:
     """run(tags) for the tests of each file, several at once, and for those of none of them. After
     one that fails no other begins; at_once() ends those that run."""
     files = sorted(path.stem for path in (ROOT / "tests" / "cuda").glob("check_*.cpp"))
     tags = [f"[#{file}]" for file in files] + ["".join(f"~[#{file}]" for file in files)]
-    pool = concurrent.futures.ThreadPoolExecutor(FILES_AT_ONCE)
+    pool = concurrent.futures.ThreadPoolExecutor(files_at_once)
     try:
         futures = [pool.submit(run, each) for each in tags]
         return [future.result() for future in concurrent.futures.as_completed(futures)]
@@ -221,7 +224,9 @@ def by_file(run: Callable[[str], T]) -> list[T]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def catch2(program: Path, tags: str, folder: Path, **environment: str) -> dict:
+def catch2(
+    program: Path, tags: str, folder: Path, files_at_once: int = FILES_AT_ONCE, **environment: str
+) -> dict:
     def run(file: str) -> dict:
         with tempfile.NamedTemporaryFile(suffix=".xml", dir=folder) as made:
             junit = Path(made.name)
@@ -230,7 +235,7 @@ def catch2(program: Path, tags: str, folder: Path, **environment: str) -> dict:
         suites = xml.etree.ElementTree.parse(junit).getroot().iter("testsuite")
         return counts | {"assertions": sum(int(suite.get("tests", 0)) for suite in suites)}
 
-    found = by_file(run)
+    found = by_file(run, files_at_once)
     return require_some({name: sum(counts[name] for counts in found) for name in found[0]}, tags)
 
 
@@ -360,12 +365,15 @@ def figures(build: Path, commit: str) -> dict:
 def tests(arguments: argparse.Namespace, folder: Path) -> dict[str, Step]:
     check, check_ptx = check_cuda(arguments.build), check_cuda(arguments.ptx_build)
 
-    def of(tags: str, program: Path = check, **environment: str) -> Step:
-        return lambda gpu: catch2(program, tags, folder, CUDA_VISIBLE_DEVICES=gpu, **environment)
+    def of(tags: str) -> Step:
+        return lambda gpu: catch2(check, tags, folder, CUDA_VISIBLE_DEVICES=gpu)
 
-    # The longest comes first: the steps begin in this order.
+    def ptx(gpu: str) -> dict:
+        on = {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_FORCE_PTX_JIT": "1"}
+        return catch2(check_ptx, "[cuda]~[large]", folder, PTX_FILES_AT_ONCE, **on)
+
     return {
-        "compute_75 and compute_80 PTX": of("[cuda]~[large]", check_ptx, CUDA_FORCE_PTX_JIT="1"),
+        "compute_75 and compute_80 PTX": ptx,
         "kernels and launches": of("[cuda]~[matmul]"),
         "matmul": of("[cuda][matmul]"),
         "a sticky error": of("[.sticky]"),
