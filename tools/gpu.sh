@@ -25,11 +25,11 @@ build_gpu() {
   build_candle
 }
 
-# check_kernels OPTIONS: of the build, by tools/kernels.py.
+# check_kernels OPTIONS: of the build, by tools/kernel_table.py.
 check_kernels() {
   have cuobjdump || install_disassembler
   virtual_environment
-  python tools/kernels.py "$LIBRARY" "$@"
+  python tools/kernel_table.py "$LIBRARY" "$@"
 }
 
 # Builds for this GPU what a T4, RTX cards and an A100 run (tests/bench/nf4bench/families_cases.py).

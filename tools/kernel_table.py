@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that each kernel of a build fits on a multiprocessor. It needs no GPU.
 
-    python tools/kernels.py LIBRARY [--write | --accept]
+    python tools/kernel_table.py LIBRARY [--write | --accept]
 
 It checks the registers of a CTA, static shared memory and launch bounds of every architecture in
 the library. In a library that has every architecture, as it has for use, stack frames must be in

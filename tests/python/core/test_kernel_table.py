@@ -1,4 +1,4 @@
-"""tools/kernels.py on small texts, as cuobjdump prints them, and the table of the whole build."""
+"""Tests of tools/kernel_table.py: small texts as cuobjdump prints them, and the whole table."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from conftest import ROOT
 
 sys.path[:0] = [str(ROOT / "tools")]
 
-import kernels  # noqa: E402
+import kernel_table  # noqa: E402
 import sass  # noqa: E402
-from kernels import Kernel  # noqa: E402
+from kernel_table import Kernel  # noqa: E402
 
 RESOURCES = """
 Resource usage:
@@ -55,11 +55,11 @@ def elf_of(sections: dict[str, bytes]) -> bytes:
 def test_kernels_are_read_with_their_launch_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions that are no kernels are left out."""
     elf = elf_of(SECTIONS)
-    assert kernels.sections(elf).items() >= SECTIONS.items()
-    threads = kernels.launch_bounds(elf)
+    assert kernel_table.sections(elf).items() >= SECTIONS.items()
+    threads = kernel_table.launch_bounds(elf)
     assert threads == {"_Z5firstv": 256}
     monkeypatch.setattr(sass, "demangled", lambda names: {name: name[3:-1] for name in names})
-    assert kernels.parse("90", RESOURCES, threads) == [
+    assert kernel_table.parse("90", RESOURCES, threads) == [
         Kernel("90", "first", 256, 56, 16, 2048),
         Kernel("90", "second", 0, 255, 0, 0),
     ]
@@ -85,9 +85,9 @@ def test_what_fits_a_multiprocessor(changes: dict, problem: str | None) -> None:
 
 def test_stack_frames_are_those_of_the_table() -> None:
     found = [FITS, *(Kernel("80", name, 32, 8, size, 0) for name, size in (("a", 8), ("b", 40)))]
-    assert kernels.stacks(found) == {"80": {"a": 8, "b": 40}}
-    assert kernels.over(kernels.stacks(found), {"80": {"a": 8, "b": 48, "c": 8}}) == []
-    assert kernels.over(kernels.stacks(found), {"80": {"b": 32}, "75": {"a": 8}}) == [
+    assert kernel_table.stacks(found) == {"80": {"a": 8, "b": 40}}
+    assert kernel_table.over(kernel_table.stacks(found), {"80": {"a": 8, "b": 48, "c": 8}}) == []
+    assert kernel_table.over(kernel_table.stacks(found), {"80": {"b": 32}, "75": {"a": 8}}) == [
         "sm_80 a: a stack frame of 8 bytes; 0 in the table",
         "sm_80 b: a stack frame of 40 bytes; 32 in the table",
     ]
@@ -109,9 +109,9 @@ def test_the_table_is_written_where_all_fits(
         "ROOT": tmp_path, "TABLE": table, "kernels_of": lambda library: found,
         "build_info": lambda library: {"cuda": "13.0"},
     }.items():  # fmt: skip
-        monkeypatch.setattr(kernels, name, value)
-    monkeypatch.setattr(sys, "argv", ["kernels.py", "libnf4.so", *filter(None, [option])])
-    status = kernels.main()
+        monkeypatch.setattr(kernel_table, name, value)
+    monkeypatch.setattr(sys, "argv", ["kernel_table.py", "libnf4.so", *filter(None, [option])])
+    status = kernel_table.main()
     said = capsys.readouterr()
     assert table.exists() == (whole and option == "--accept")
     if whole:
@@ -122,8 +122,8 @@ def test_the_table_is_written_where_all_fits(
         assert ("libnf4.so has no code for 90a" in said.err) == bool(option)
     if not table.exists():
         return
-    monkeypatch.setattr(sys, "argv", ["kernels.py", "libnf4.so", "--write"])
-    assert kernels.main() == 0
+    monkeypatch.setattr(sys, "argv", ["kernel_table.py", "libnf4.so", "--write"])
+    assert kernel_table.main() == 0
     made = json.loads(table.read_text())
     assert made["architectures"]["90a"] == {"kernels": 1, "registers": 8, "shared": 0}
     assert made["stack"] == {arch: {"k": 24} for arch in archs}
@@ -132,14 +132,14 @@ def test_the_table_is_written_where_all_fits(
 def test_a_machine_without_its_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, **_: None)
     with pytest.raises(sass.Failure, match="no c\\+\\+filt on PATH"):
-        kernels.kernels_of(tmp_path / "libnf4.so")
+        kernel_table.kernels_of(tmp_path / "libnf4.so")
 
 
 def test_the_table_is_of_this_code() -> None:
-    table = json.loads(kernels.TABLE.read_text())
-    assert table["sources"] == kernels.source_hash(ROOT, kernels.SOURCES), (
+    table = json.loads(kernel_table.TABLE.read_text())
+    assert table["sources"] == kernel_table.source_hash(ROOT, kernel_table.SOURCES), (
         "kernels have changed since tests/gpu/kernels.json was written; run ./dev gpu --build, or "
-        "./dev build -Dgpu_archs=all and tools/kernels.py build/lib/libnf4.so --write"
+        "./dev build -Dgpu_archs=all and tools/kernel_table.py build/lib/libnf4.so --write"
     )
     meson = (ROOT / "lib" / "cuda" / "meson.build").read_text()
-    assert table["architectures"].keys() == kernels.architectures(meson)
+    assert table["architectures"].keys() == kernel_table.architectures(meson)
