@@ -11,7 +11,7 @@
 namespace nf4::cuda {
 namespace {
 
-// `Of`: of a kind of weight W, as GroupedCodebook.
+// `Of` describes a kind of weight W, like GroupedCodebook.
 template <class Of, class T, int Config>
 const void *grouped_kernel_of() {
   using Tile = CtaTile<Config, GroupedKind<typename Of::template Kind<T>>>;

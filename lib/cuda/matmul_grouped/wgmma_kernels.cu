@@ -1,4 +1,4 @@
-// The grouped wgmma kernels of a weight with a codebook: Hopper's, for experts with many rows.
+// The grouped wgmma kernels of a weight with a codebook: for Hopper and experts with many rows.
 #include "cuda/matmul/wgmma/codebook.cuh"
 #include "cuda/matmul/wgmma/decode_of.cuh"
 #include "cuda/matmul_grouped/gather.cuh"

@@ -1,4 +1,4 @@
-// The grouped wgmma kernels of the gradient: of W^T, for a weight with a codebook.
+// The grouped wgmma kernels of the gradient, which multiply with W^T of a weight with a codebook.
 #include "cuda/matmul/wgmma/transposed.cuh"
 #include "cuda/matmul_grouped/wgmma_kernel_table.cuh"
 

@@ -1,4 +1,5 @@
-// What decodes a codebook's codes in a wgmma kernel, by what the scales multiply.
+// The decode policy for a codebook's codes in a wgmma kernel; it depends on whether scales multiply
+// sums or weights.
 #pragma once
 
 #include "cuda/matmul/configs.hpp"

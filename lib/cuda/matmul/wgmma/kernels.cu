@@ -18,7 +18,8 @@ const void *kernel_of() {
   return (const void *)matmul_wgmma<Decode, Tile, Scheduler>;
 }
 
-// Up to 64 rows of x the code for an adapter costs products without one 3 to 6 %, else nothing.
+// Up to 64 rows of x, the code for an adapter costs products without one 3 to 6 %, with more rows
+// nothing.
 template <int Config>
 WgmmaKernel wgmma_kernel() {
   if constexpr (!has_codebook_kernel(Config))

@@ -1,4 +1,4 @@
-// The wgmma kernels of the gradient: of W^T, for a weight with a codebook.
+// The wgmma kernels of the gradient, which multiply with W^T of a weight with a codebook.
 #include <utility>
 
 #include "cuda/matmul/wgmma/kernel.cuh"
