@@ -18,7 +18,7 @@ float scale_of(const nf4_tensor &weight, int64_t element) {
   return product + *weight.nested_offset;
 }
 
-// A y before anything is multiplied.
+// A y before anything is added.
 template <class Host>
 Expected bias_of(const MatmulCaseOf<Host> &test, int64_t row) {
   Expected y;
@@ -28,7 +28,7 @@ Expected bias_of(const MatmulCaseOf<Host> &test, int64_t row) {
   return y;
 }
 
-// `largest_value` is of any code.
+// `largest_value` is the largest of any code.
 void add_product(Expected &y, double value, double x, double scale, double largest_value) {
   y.value += value * x;
   y.magnitude += std::fabs(value * x);

@@ -30,7 +30,8 @@
 namespace nf4::cuda {
 namespace {
 
-// Two threads of different warps initialise barriers; one does those of x.
+// Two threads of different warps call it: one with `of_x`, for the barriers of x, and one for those
+// of the weight.
 template <class Tile>
 __device__ __forceinline__ void init_barriers(SharedStorage<Tile> shared, bool of_x) {
   using Smem = SharedLayout<Tile>;

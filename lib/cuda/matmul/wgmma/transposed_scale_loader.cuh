@@ -90,8 +90,8 @@ struct SeparateScales {
 };
 
 // The same, loaded together: the second lies beside the first, aligned, and in the same nested
-// block. Each load of a warp reads 32 lines, which takes the path to shared memory as long as 32
-// loads from it.
+// block. Each load of a warp reads 32 lines, which occupies the path to shared memory as long as 32
+// loads from shared memory.
 template <class Scales>
 struct PairedScales;
 template <>
