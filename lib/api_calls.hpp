@@ -46,7 +46,7 @@ nf4_status quantize_cpu(int32_t threads, Arguments... arguments) {
   return NF4_STATUS_OK;
 }
 
-// These overloads run a product or its gradient. Integer weights have no gradient.
+// These overloads are for a product or its gradient. Integer weights have no gradient.
 inline int64_t workspace_bytes_of(const MatmulProblem &problem) {
   return problem.gradient ? cuda::matmul_grad_workspace_bytes(problem)
                           : cuda::matmul_workspace_bytes(problem);
@@ -226,7 +226,7 @@ nf4_status matmul_grouped_path(const Tensor *weight, const nf4_grouped_args *arg
       [&](nf4_path &found) { return cuda::matmul_grouped_path(problem, device, found); });
 }
 
-// These overloads run products of experts or their gradient. Integer weights have no gradient.
+// These overloads are for products of experts or their gradient. Integer weights have no gradient.
 inline int64_t workspace_bytes_of(const GroupedProblem &problem) {
   return problem.gradient ? cuda::matmul_grouped_grad_workspace_bytes(problem)
                           : cuda::matmul_grouped_workspace_bytes(problem);

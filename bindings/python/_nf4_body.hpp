@@ -101,7 +101,7 @@ inline int32_t threads() {
   return static_cast<int32_t>(count);
 }
 
-// Calls launch(workspace, stream) with a workspace of so many bytes on the device of x.
+// Calls launch(workspace, stream) with a workspace of `bytes` bytes on the device of x.
 template <class Launch>
 void in_workspace(size_t bytes, const dl_tensor &x, const Launch &launch) {
   Tensor workspace;  // once it is released, torch reuses it in the order of the stream

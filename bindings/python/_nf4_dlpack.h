@@ -72,7 +72,7 @@ static inline nf4_dtype dtype_of(const dl_tensor *view) {
   return 0;
 }
 
-/* Tells whether it is a part of a weight: so many contiguous elements of uint8 or float32. */
+/* Tells whether it is a part of a weight: `elements` contiguous elements of uint8 or float32. */
 static inline bool is_part(const dl_tensor *view, int64_t elements, bool bytes) {
   const uint8_t code = bytes ? DL_UINT : DL_FLOAT, bits = bytes ? 8 : 32;
   return view->lanes == 1 && view->code == code && view->bits == bits &&

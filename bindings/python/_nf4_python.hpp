@@ -165,8 +165,8 @@ class Outputs {
   Outputs(const Outputs &) = delete;
   Outputs &operator=(const Outputs &) = delete;
 
-  // The memory of `made`, a new reference, or NULL. It must have so many elements of the dtype of
-  // `like` and be on its device; a mode of torch may have made a different tensor.
+  // The memory of `made`, a new reference, or NULL. It must have `elements` elements of the dtype
+  // of `like` and be on its device; a mode of torch may have made a different tensor.
   void *take(PyObject *made, const dl_tensor &like, int64_t elements) {
     View view;
     made_.at(count_++) = made;

@@ -10,7 +10,7 @@
 namespace nf4::cpu {
 namespace {
 
-// Advances an address by so many bytes; NULL stays NULL.
+// Advances an address by a number of bytes; NULL stays NULL.
 template <class T>
 T *offset_by(T *address, int64_t bytes) {
   if (address == nullptr) return nullptr;

@@ -52,8 +52,8 @@ constexpr int kThreadsPerMultiprocessor = 1536;
 constexpr int kThreadsPerMultiprocessor = 2048;
 #endif
 
-// The number of CTAs for __launch_bounds__ that together have so many threads, or as many as a
-// multiprocessor holds.
+// The number of CTAs for __launch_bounds__ that together have resident_threads threads, or as many
+// as a multiprocessor holds.
 constexpr int resident_ctas(int resident_threads, int threads_of_block) {
   return (resident_threads < kThreadsPerMultiprocessor ? resident_threads
                                                        : kThreadsPerMultiprocessor) /

@@ -12,7 +12,7 @@ class Int4Rows {
   // The most rows of one load(); a load begins at a multiple of 8. Where groups are not whole
   // steps, it is the number of rows that may each have tables of their groups' values.
   int64_t max_rows() const;
-  // The most stored columns for so many rows. They begin at a multiple of kKernelStep.
+  // The most stored columns for a number of rows. They begin at a multiple of kKernelStep.
   int64_t max_columns(int64_t rows) const;
 
   // Makes the codes of these rows and columns accessible.
@@ -28,8 +28,8 @@ class Int4Rows {
     return code_bytes * 2 / kKernelStep + 16;
   }
 
-  // The buffers have room for so many bytes of codes, for the scales and zeros of their groups, and
-  // for so many bytes of tables.
+  // The buffers have room for `code_bytes` of codes, for the scales and zeros of their groups, and
+  // for `table_bytes` of tables.
   Int4Rows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype,
            int64_t code_bytes, uint8_t *codes, float *scales, float *zeros, int64_t table_bytes,
            char *tables);

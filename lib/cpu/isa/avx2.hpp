@@ -90,7 +90,7 @@ struct Int4Lanes {
     for (int i = 0; i < rows; ++i) padded[i] = scales[i];
     return widen(_mm_loadu_si128((const __m128i *)padded), fp16);
   }
-  // Loads the scales of the rows of so many words, by nibble: the even rows, then the odd ones.
+  // Loads the scales of the rows of `words` words, by nibble: the even rows, then the odd ones.
   static void load_awq_scales(const uint16_t *scales, bool fp16, int64_t words,
                               __m256 (&out)[2][4]) {
     __m256 pairs[4], even[2], odd[2];

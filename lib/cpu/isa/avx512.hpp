@@ -112,8 +112,8 @@ struct Fp32Sums {
     return _mm512_permutexvar_ps(
         words, _mm512_setr_ps(8, 7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7));
   }
-  // Moves the zeros of so many rows, in whole words of GPTQ or AWQ that are stored less `offset`,
-  // to the low bits of one lane each.
+  // Moves the zeros of `rows` rows, in whole words of GPTQ or AWQ that are stored less `offset`, to
+  // the low bits of one lane each.
   static __m512i spread_zeros(const uint32_t *words, int64_t rows, uint32_t offset, bool awq) {
     const __m512i both = _mm512_add_epi32(load_words(words, rows > 8 ? 2 : 1),
                                           _mm512_set1_epi32(static_cast<int>(offset)));
@@ -131,7 +131,7 @@ struct Fp32Sums {
   static __m512 load_scales(const uint16_t *scales, bool fp16, int64_t rows) {
     return widen(_mm256_maskz_loadu_epi16(mask_of(rows), scales), fp16);
   }
-  // Loads the scales of the rows of so many words, by nibble: the even rows, then the odd ones.
+  // Loads the scales of the rows of `words` words, by nibble: the even rows, then the odd ones.
   static void load_awq_scales(const uint16_t *scales, bool fp16, int64_t words,
                               __m512 (&out)[2][4]) {
     __m512 pairs[4], even[2], odd[2];

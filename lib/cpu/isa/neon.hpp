@@ -160,8 +160,8 @@ struct Int4Lanes {
     return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
             vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))};
   }
-  // Moves the zeros of so many rows, in whole words of GPTQ or AWQ that are stored less `offset`,
-  // to the low bits of one lane each.
+  // Moves the zeros of `rows` rows, in whole words of GPTQ or AWQ that are stored less `offset`, to
+  // the low bits of one lane each.
   static Codes spread_zeros(const uint32_t *words, int64_t rows, uint32_t offset, bool awq) {
     const uint32x2_t both = {words[0] + offset, rows > 8 ? words[1] + offset : 0};
     const uint8x16_t bytes = vreinterpretq_u8_u32(vcombine_u32(both, both));

@@ -158,7 +158,7 @@ void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes, int m_begin) 
   }
 }
 
-// The number of vectors to process together, up to 8, if each takes so many registers.
+// The number of vectors to process together, up to 8, given the registers that each takes.
 template <class T>
 constexpr int columns_together(int registers) {
   constexpr int kThere = T::kColumnRegisters;

@@ -128,7 +128,7 @@ void dot_block(const DotArgs &args, int n) {
   }
 }
 
-// Processes kN rows of the weight at a time while there are so many.
+// Processes kN rows of the weight at a time while there are that many.
 template <class T, bool kZeros, int kN, int kM>
 void dot_m(const DotArgs &args) {
   int n = 0;

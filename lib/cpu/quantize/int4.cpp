@@ -188,7 +188,7 @@ class Int4Quantizer {
           {by_column, rows, rows, columns, reinterpret_cast<uint8_t *>(words), weight_.rows / 2});
   }
 
-  // Stores 8 rows and so many columns; each column is a word.
+  // Stores 8 rows of `columns` columns; each column is a word.
   void store_awq(const uint8_t *codes, uint32_t *words, int64_t columns) const {
     uint32_t square[kInt4PerWord];
     for (int i = 0; i < kInt4PerWord; ++i) square[awq_nibble(i)] = read_word(codes + i * stride_);

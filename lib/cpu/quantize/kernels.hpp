@@ -34,7 +34,8 @@ struct QuantizeArgs {
 // Quantizes scales to 8 bits. A scale's code is the number of thresholds, except the first, that
 // RN(RN(scale - offset) * inverse) exceeds.
 struct EncodeScalesArgs {
-  const float *thresholds;  // 256: code i needs more than entry i; ascending from the second
+  // 256: a scale must exceed entry i for code i; ascending from the second.
+  const float *thresholds;
   const float *scales;
   int64_t count;
   float offset;

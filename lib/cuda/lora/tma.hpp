@@ -9,8 +9,8 @@ namespace nf4::cuda {
 cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem &problem,
                                    const LoraProductArgs &product, int ctas);
 
-// For more than 16 ranks, on all multiprocessors: whether the kernels for that can run, and their
-// launch.
+// can_run_wide_lora tells whether the kernels for more than 16 ranks can run; launch_wide_lora
+// enqueues them on all multiprocessors.
 bool can_run_wide_lora(const LaunchTarget &target, const LoraProblem &problem);
 cudaError_t launch_wide_lora(const LaunchTarget &target, const LoraProblem &problem,
                              const LoraProductArgs &product);

@@ -55,7 +55,7 @@ class MainloopScaledWeights {
     wait_weight();
   }
 
-  // Uses the narrowest wgmmas that have so many rows of x.
+  // Uses the narrowest wgmmas that have at least `rows` rows of x.
   template <int Index, class Visit>
   __device__ __forceinline__ void multiply_rows(const WorkTile &work, int rows, Visit visit) {
     constexpr int kRows = Tile::kFewerRows.of[Index];
