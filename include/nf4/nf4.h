@@ -72,7 +72,8 @@
  *   work. The library keeps one worker fewer than there are processors, and at least one.
  *   An idle worker spins for a millisecond, yielding to other threads, and then sleeps.
  *   Workers beyond that number end with their call. A child of fork() starts its own
- *   workers. A thread that is cancelled (pthread_cancel) acts on it after such a call.
+ *   workers. If a thread is cancelled (pthread_cancel) during such a call, the cancellation
+ *   takes effect after the call.
  *
  * ALIGNMENT
  *   packed of an nf4_tensor and uint8 absmax need no alignment. Everything else needs the

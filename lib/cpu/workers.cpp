@@ -5,12 +5,10 @@
 //
 // An idle thread spins for a while, as the next call of a model is often near, yields to others
 // meanwhile, and then sleeps. The system places threads, except in two cases that would delay a
-// call:
-// - A thread may be woken on its waker's processor, and wait there until that one sleeps.
-//   Therefore threads are kept off the caller's processor when they are woken.
-// - A thread may wait behind a spinning thread of the caller's, such as OpenMP's after their work.
-//   A call does not wait for a thread that has not begun; a thread with a chunk and no processor
-//   gets the caller's.
+// call. A thread that is woken may wait on its waker's processor until that one sleeps, so it is
+// kept off the caller's processor. A thread may also wait behind a spinning thread of the caller's,
+// such as OpenMP's after their work: a call does not wait for a thread that has not begun, and a
+// thread with a chunk and no processor gets the caller's.
 #include "cpu/workers.hpp"
 
 #include <linux/futex.h>
