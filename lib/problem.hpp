@@ -157,7 +157,7 @@ struct Adapter<Int4Weight> {
 
 // The expert to which the rows of y belong. Only CPU backends use it.
 struct Group {
-  int64_t first_row = 0;             // of the expert in the weight; only the gradient reads it
+  int64_t first_row = 0;  // the expert's first row in the weight; only the gradient reads it
   const int32_t *x_index = nullptr;  // NULL: row m of x for row m of y
   int64_t x_rows = 0;                // with x_index, at least 1
   const float *row_scale = nullptr;  // NULL: 1

@@ -30,7 +30,7 @@ typedef struct weight {
   uintptr_t function;
   const void *addresses[MAX_PARTS];
   int64_t elements;
-  nf4_dtype dtype; /* of an output that is an address, unless the caller names one */
+  nf4_dtype dtype; /* the dtype of an output that is an address, unless the caller names one */
   int32_t device_type, device_id;
   int on_device;
 } weight;

@@ -250,7 +250,8 @@ class Checkpoint {
     to.permutation = reinterpret_cast<int32_t *>(order.data());
     check(nf4_int4_reorder_cpu(&weight, &to, threads));
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto *each : {&packed, &order}) sorted_.push_back(std::move(*each));  // as it stays
+    // Moved to where it stays.
+    for (auto *each : {&packed, &order}) sorted_.push_back(std::move(*each));
     return to;
   }
 

@@ -34,7 +34,7 @@ enum class FileAccess { kMap, kRead };
 // A tensor of a file.
 struct StoredTensor {
   std::string name;   // for errors: the names of the file and of the tensor
-  std::string dtype;  // as in safetensors, such as "BF16"
+  std::string dtype;  // the name in safetensors, such as "BF16"
   Shape shape;
   const uint8_t *data;  // at any alignment
   int64_t bytes;        // the size that dtype and shape imply

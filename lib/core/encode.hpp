@@ -17,7 +17,7 @@ constexpr float kSmallestNormal = 1.175494351e-38f;  // 2^-126
 // x], so a tie goes to the lower entry.
 struct Quantizer {
   float thresholds[kCodebookSize - 1];  // ascending
-  uint8_t codes[kCodebookSize];         // by rank
+  uint8_t codes[kCodebookSize];         // indexed by rank
 };
 
 // Halfway between two neighbours, rounded once (the halving is exact).

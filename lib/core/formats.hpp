@@ -27,7 +27,7 @@ struct RoundedCodebook {
 struct Format {
   nf4_format id;
   const char *name;
-  Codebook codebook;  // by code
+  Codebook codebook;  // indexed by code
   RoundedCodebook bf16;
   RoundedCodebook fp16;
   // For weights that are rounded after they are multiplied by a scale, which may have 16 bits; 1 is

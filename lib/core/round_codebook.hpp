@@ -69,7 +69,7 @@ class CodebookRounding {
   // Sums over all entries, relative to the weights' root mean square.
   struct Sums {
     double errors[kDistributions] = {};
-    double squares = 0;  // of errors, over all distributions
+    double squares = 0;  // the squares of errors, over all distributions
 
     double cost() const {
       double total = squares;

@@ -196,7 +196,8 @@ class Slot {
   void *context_ = nullptr;
   pthread_t thread_{};
   cpu_set_t processors_{};  // the processors of the thread
-  cpu_set_t callers_{};  // those of the caller that kept it off its own; none if it was moved since
+  cpu_set_t callers_{};     // the processors of the caller that kept it off its own; none if it was
+                            // moved since
 };
 
 class Pool {

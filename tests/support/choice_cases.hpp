@@ -13,7 +13,7 @@ struct ChoiceGpu {
   int compute_capability;
   int multiprocessors;
   int shared_bytes;
-  int resident_clusters[9];  // by cluster size
+  int resident_clusters[9];  // indexed by cluster size
 };
 
 // Hopper GPUs: H200, H100 PCIe, H20; then an A100, an RTX 3090, an L4, a T4 and a B200.

@@ -88,7 +88,7 @@ inline Experts<GradientKind> experts_beside_scales_not_finite(Rng &rng, nf4_dtyp
                                                               int blocksize,
                                                               const GroupedShape &shape) {
   HostWeight stack = random_stack(rng, {dtype, blocksize, false}, shape);
-  const int64_t blocks = shape.n * shape.k / blocksize;  // of an expert
+  const int64_t blocks = shape.n * shape.k / blocksize;  // per expert
   for (int64_t i = 0; i < shape.experts * blocks; ++i) {
     const float scale = rng.one_in(2) ? INFINITY : NAN;
     if (i / blocks % 2 != 0) std::memcpy(&stack.bytes[kAbsmax][i * 4], &scale, sizeof scale);

@@ -41,7 +41,7 @@ enum class ColumnOrder {
   kPlain,        // neither
   kGIdx,         // the columns of each group, of group_size each, anywhere
   kAnyGIdx,      // any group for each column
-  kPermutation,  // as nf4_int4_reorder_launch writes it
+  kPermutation,  // the order that nf4_int4_reorder_launch writes
   kBoth,
 };
 constexpr ColumnOrder kColumnOrders[] = {ColumnOrder::kPlain, ColumnOrder::kGIdx,

@@ -89,7 +89,7 @@ ExpectedProduct::ExpectedProduct(const MatmulCaseOf<Host> &test,
     : rows_(test.y_columns()) {
   const int bytes = dtype_bytes(test.dtype);
   const auto row = [&](int64_t i) { return test.x.data() + i * test.x_stride * bytes; };
-  std::vector<int64_t> firsts;  // of rows that are the same
+  std::vector<int64_t> firsts;  // the first of rows that are the same
   for (int64_t i = 0; i < test.m; ++i) {
     const auto same = std::find_if(firsts.begin(), firsts.end(), [&](int64_t first) {
       return test.x_columns() == 0 ||

@@ -15,7 +15,7 @@ struct Expected {
   double magnitude = 0;  // the sum of the terms without signs
   double energy = 0;     // the sum of the squares of the terms
   double small = 0;      // the sum of factors by which an underflow may be multiplied
-  double largest = 0;    // of weights
+  double largest = 0;    // the largest weight
   // The sum of |x| (1 + |scale| c), with the codebook's largest finite entry c: the factor of
   // numbers that underflow on their way to 16 bits.
   double coarse = 0;
@@ -38,7 +38,7 @@ class ExpectedProduct {
 
  private:
   int64_t rows_;
-  std::vector<int64_t> row_of_;  // of each row of x, in distinct_
+  std::vector<int64_t> row_of_;  // the index of each row of x in distinct_
   std::vector<Expected> distinct_;
 };
 

@@ -55,7 +55,7 @@ struct GroupsArgs {
 };
 
 struct DequantKernels {
-  void (*dequant[3])(const DequantArgs &args);  // by dtype, in the order of nf4.h
+  void (*dequant[3])(const DequantArgs &args);  // indexed by dtype, in the order of nf4.h
   void (*int4[3])(const DequantArgs &args);     // the low nibble is the first of two codes
   void (*groups)(const GroupsArgs &args);
   // Turn rows of codes into words of GPTQ, in whole words of columns, and words into rows of codes.

@@ -35,7 +35,7 @@ class CodebookRows {
   }
 
   const void *codebook() const { return codebook_; }
-  float unit() const { return unit_; }  // of the codebook's numbers
+  float unit() const { return unit_; }  // the unit of the codebook's numbers
   const uint8_t *packed() const { return weight_.packed; }
   int64_t row_bytes() const { return weight_.cols / 2; }
   int64_t block() const { return weight_.blocksize(); }

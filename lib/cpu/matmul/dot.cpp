@@ -149,7 +149,7 @@ class DotMultiplier {
   const Problem &problem_;
   const Rows rows_;
   const int64_t cols_;
-  const int64_t element_bytes_;  // of prepared x
+  const int64_t element_bytes_;  // per element of prepared x
   const PaddedConversion prepare_;
   const int64_t per_scale_;  // in elements
   int64_t prepared_m_ = -1;

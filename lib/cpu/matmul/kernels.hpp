@@ -50,7 +50,7 @@ struct ColumnsArgs {
   const uint32_t *words;  // at the first row and column
   int64_t stride;         // from one row of words to the next
   int64_t rows;           // in AWQ a multiple of 8
-  int64_t cols;           // of a group, a multiple of 8
+  int64_t cols;           // per group, a multiple of 8
   int groups;
   // Scales and zeros in the weight.
   const uint16_t *scales;

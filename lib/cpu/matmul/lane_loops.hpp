@@ -46,7 +46,7 @@ class NextCodes {
 
   const uint8_t *row_;
   const int64_t row_bytes_;
-  const int64_t bytes_;  // of each row
+  const int64_t bytes_;  // per row
   int64_t at_ = 0;
 };
 

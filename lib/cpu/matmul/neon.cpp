@@ -94,7 +94,8 @@ struct Columns : Int4Lanes {
   using Operand = Floats16;
   static constexpr int kLanes = 16;
   static constexpr int kColumnM = 4;
-  static constexpr int kColumnRegisters = 5;  // of 16 floats; with more, two rows of x spill
+  // Registers of 16 floats; with more, two rows of x spill.
+  static constexpr int kColumnRegisters = 5;
 
   static FloatTable load_table(const void *codebook) {
     return Rows<OneScale>::load_table(codebook);

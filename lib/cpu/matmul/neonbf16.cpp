@@ -134,7 +134,7 @@ struct Columns : Int4Lanes {
   using Operand = Numbers32;
   static constexpr int kLanes = 32;
   static constexpr int kColumnM = 4;
-  static constexpr int kColumnRegisters = 5;  // of 16 floats
+  static constexpr int kColumnRegisters = 5;  // registers of 16 floats
 
   static Table load_table(const void *codebook) { return Table(codebook); }
   // Looks up the codes i and i + 4 of a word.

@@ -197,8 +197,8 @@ class PanelMultiplier {
   const MatmulKernels &kernels_;
   const Problem &problem_;
   const decltype(Problem::weight) &weight_;
-  const int64_t element_bytes_;  // of the panel
-  const int64_t row_bytes_;      // of the panel
+  const int64_t element_bytes_;  // per element of the panel
+  const int64_t row_bytes_;      // per row of the panel
   const int64_t panel_n_;
   Rows rows_;
   const PaddedConversion convert_;

@@ -161,7 +161,7 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
   const DequantKernels &dequant_;
   const bool awq_;
   const int64_t columns_;
-  const int64_t rows_;  // of the weight
+  const int64_t rows_;  // rows of the weight
   Ahead next_{};
   int64_t prepared_k_ = -1;
   int64_t prepared_m_ = -1;

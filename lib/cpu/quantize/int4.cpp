@@ -202,9 +202,9 @@ class Int4Quantizer {
   bool (*const range_)(const void *, int64_t, float *, float *);
   void (*const scales_)(const Int4ScalesArgs &);
   void (*const codes_)(const Int4CodesArgs &);
-  const int64_t bytes_;    // of an element
+  const int64_t bytes_;    // bytes of an element
   const int64_t columns_;  // whole groups
-  const int64_t stride_;   // of a row of codes
+  const int64_t stride_;   // bytes of a row of codes
   const int64_t rows_;
   // Groups whose codes have not been computed yet.
   int count_ = 0;

@@ -50,7 +50,7 @@ struct Int4ScalesArgs {
   const float *high;
   bool symmetric;
   bool fp16;       // otherwise bf16
-  uint16_t *bits;  // of the scales
+  uint16_t *bits;  // the scales' bits
   float *scales;
   float *zeros;
 };
@@ -67,7 +67,7 @@ struct Int4CodesArgs {
 };
 
 struct QuantizeKernels {
-  void (*quantize[3])(const QuantizeArgs &args);  // by dtype, in the order of nf4.h
+  void (*quantize[3])(const QuantizeArgs &args);  // indexed by dtype, in the order of nf4.h
   void (*encode_scales)(const EncodeScalesArgs &args);
   // Finds the range of 0 and of the finite ones among the elements, a multiple of kKernelStep.
   // Returns whether all are finite.

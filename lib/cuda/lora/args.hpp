@@ -35,7 +35,7 @@ struct LoraProductOperands {
   LoraFactor in;  // A, or in the gradient the transpose of B
   float scale;
   int rank;
-  int stride;     // of `scaled`: a multiple of 16 ranks
+  int stride;     // in `scaled`: a multiple of 16 ranks
   void *product;  // [m][rank], or NULL
   void *scaled;   // [m][stride], times the scale; zeros past the rank
 };

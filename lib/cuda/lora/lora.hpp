@@ -16,7 +16,7 @@ struct LoraProblem {
   int64_t m;
   const void *x;
   int64_t x_stride;
-  int64_t cols;  // of x
+  int64_t cols;  // columns of x
   int64_t rows;  // outputs per row of x
   Lora lora;
   LoraFactor in;   // A, or the transpose of B

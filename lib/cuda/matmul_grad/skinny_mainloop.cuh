@@ -148,7 +148,7 @@ class GradMainloop {
   }
 
   typename Layout::Lane lane_;
-  uint32_t x_offsets_[kGradSteps * 2];  // of dY, in a stage
+  uint32_t x_offsets_[kGradSteps * 2];  // offsets of dY in a stage
   ByteLut lut_;
 };
 

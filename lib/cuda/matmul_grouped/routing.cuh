@@ -19,7 +19,7 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 struct RowChunk {
   int expert;
-  int first_row;  // of y
+  int first_row;  // a row of y
   int rows;
 };
 
@@ -98,7 +98,7 @@ class Routing {
   }
 
   const Groups &groups_;
-  int first_row_;  // of y: the first row of this lane's first expert
+  int first_row_;  // a row of y: the first of this lane's first expert
   int first_chunk_, end_chunk_;
 };
 

@@ -81,7 +81,7 @@ class TileGroups {
   const ChunkRouting &routing_;
   RowChunk chunk_{};
   int left_;   // rows of warp tiles, from the group on
-  int index_;  // of the chunk
+  int index_;  // index of the chunk
   int tile_;   // in the chunk
 };
 

@@ -101,7 +101,7 @@ class GroupedScheduler {
   const Args &args_;
   int tile_;
   int expert_ = -1;
-  int first_row_ = 0, end_row_ = 0;  // of y
+  int first_row_ = 0, end_row_ = 0;  // rows of y
 };
 
 // A kind of weight in kernels whose tiles come from GroupedScheduler.

@@ -69,7 +69,7 @@ __device__ __forceinline__ uint32_t lane_entry(const RoundedCodebook &rounded,
 // make(first, second) returns four words for a byte.
 template <int Bytes, int Threads, class Entry, class Make>
 __device__ __forceinline__ void fill_lut(uint8_t *lut, int thread, Entry entry, Make make) {
-  constexpr int kVectors = 2 * Bytes;  // of 16 bytes: the copies of an entry
+  constexpr int kVectors = 2 * Bytes;  // 16-byte vectors: the copies of an entry
   // Distance to the next byte, whose low nibble is the same.
   constexpr int kStep = Threads / kVectors;
   static_assert(kStep % kCodebookSize == 0);

@@ -83,7 +83,7 @@ struct AwqLayout {
   static constexpr bool kScalesByGroup = true;
   static __device__ __forceinline__ int zero_shift(int i) { return i % 2 * 16 + i / 2 * 4; }
   static constexpr int kTileCols = 128;
-  static constexpr int kRowBytes = TileN / 2;  // of a column of the weight
+  static constexpr int kRowBytes = TileN / 2;  // per column of the weight
   static constexpr int kRowDistance = 2;
   static constexpr bool kWarpPairs = true;
   static_assert(kRowBytes == 64 || kRowBytes == 128);

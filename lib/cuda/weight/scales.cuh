@@ -32,7 +32,7 @@ struct LoadGlobal {
 // The scales themselves are in absmax.
 struct FlatScales {
   static constexpr bool kNested = false;
-  static constexpr int kTableSize = 0;  // of ScaleTable
+  static constexpr int kTableSize = 0;  // the size of ScaleTable
   using Stored = float;                 // one scale in absmax
   using Quad = float4;                  // four scales
   struct Fetched {
@@ -153,7 +153,7 @@ struct NestedScales {
    private:
     const Stored *absmax_;
     const float *nested_absmax_;
-    int phase_;  // of the first block in its nested block
+    int phase_;  // place of the first block in its nested block
   };
 
   // Both blocks are in one nested block, which has two or more.

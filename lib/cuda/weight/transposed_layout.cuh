@@ -21,7 +21,7 @@ namespace {
 template <int TileN>
 struct TransposedLayout {
   static constexpr int kTileCols = 128;
-  static constexpr int kRowBytes = TileN / 2;  // of a column of W^T
+  static constexpr int kRowBytes = TileN / 2;  // per column of W^T
   static constexpr int kRowDistance = 1;
   static constexpr bool kWarpPairs = true;
   static_assert(kRowBytes == 64);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kFewWarpRows = kMmaTileN / 16;                // in warps
 constexpr int kFewParts = kMmaThreads / 32 / kFewWarpRows;  // parts of a K-tile's columns
-constexpr int kFewXChunks = kFewRowsOfX * kMmaTileK / 8;    // of 16 bytes
+constexpr int kFewXChunks = kFewRowsOfX * kMmaTileK / 8;    // chunks of 16 bytes
 constexpr int kFewOutputs = kMmaTileN * kFewRowsOfX;
 
 // A warp's 16 x 16 outputs of y, summed over its part of the columns.

@@ -170,7 +170,7 @@ struct WarpMmaFp32 {
   using Rows = WarpMmaM8<__half, MTiles>;
   static constexpr int kMaxM = Rows::kMaxM;
   static constexpr bool kKeepsLane = true;
-  uint4 x[MTiles][16];    // as loaded; then high parts of two pairs of columns, then low parts
+  uint4 x[MTiles][16];  // first as loaded; then high parts of two pairs of columns, then low parts
   float unit[MTiles][2];  // for products with x, for the lane's columns of sums
   uint32_t lane_offset;
 

@@ -20,7 +20,7 @@ template <class T>
 struct Int4Pairs {
   static constexpr bool kHalf = std::is_same_v<T, __half>;
   static constexpr uint32_t kOne = kHalf ? 0x3c003c00u : 0x3f803f80u;
-  static constexpr float kUnit = kHalf ? 1.0f : 4.0f;  // of the sums
+  static constexpr float kUnit = kHalf ? 1.0f : 4.0f;  // the unit of sums
 
   // Returns codes `index` and index + 4 of a word.
   static __device__ __forceinline__ uint32_t at(uint32_t word, int index) {

@@ -121,7 +121,7 @@ struct WarpMmaM2 {
   // There are registers for numbers that depend on the lane.
   static constexpr bool kKeepsLane = true;
   uint32_t x[1][32];
-  uint32_t lane_offset;  // of the lane's first chunk in a tile
+  uint32_t lane_offset;  // offset of the lane's first chunk in a tile
 
   __device__ __forceinline__ WarpMmaM2()
       : lane_offset(keep_in_register<kKeepsLane>(

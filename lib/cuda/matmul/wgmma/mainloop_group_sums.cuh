@@ -82,8 +82,8 @@ class MainloopGroupSums {
   XReader<Tile> x_;
   Scales scales_;
   typename Tile::Accumulators sums_;
-  typename Tile::Accumulators accumulators_;  // of a K-tile
-  uint32_t a_[2][4][4];                       // of its steps: the A operands of four wgmmas each
+  typename Tile::Accumulators accumulators_;  // sums of a K-tile
+  uint32_t a_[2][4][4];                       // its steps: the A operands of four wgmmas each
 };
 
 }  // namespace

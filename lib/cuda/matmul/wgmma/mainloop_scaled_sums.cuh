@@ -175,8 +175,8 @@ class MainloopScaledSums {
   WeightReader<Tile> weight_;
   XReader<Tile> x_;
   typename Tile::Accumulators sums_;
-  float accumulators_[kPartM / 2];        // of a step
-  uint32_t a_[kPipelined ? 2 : 1][4][4];  // of steps: the A operands of four wgmmas each
+  float accumulators_[kPartM / 2];        // sums of a step
+  uint32_t a_[kPipelined ? 2 : 1][4][4];  // steps: the A operands of four wgmmas each
 };
 
 }  // namespace

@@ -144,9 +144,9 @@ class MainloopScaledWeights {
   const Decode decode_;
   Reader weight_;
   XReader<Tile> x_;
-  typename Reader::Scales scales_[2];  // of the K-tile's steps
+  typename Reader::Scales scales_[2];  // for the K-tile's steps
   typename Tile::Accumulators sums_;
-  uint32_t a_[kSteps][4][4];  // of steps: the A operands of four wgmmas each
+  uint32_t a_[kSteps][4][4];  // steps: the A operands of four wgmmas each
 };
 
 }  // namespace

@@ -81,7 +81,8 @@ class SplitKReduction {
 
   // The sums of kColumns columns of the slice from `column` on, in the order of the CTAs.
   __device__ __forceinline__ void reduce(int slice, int column, float *sums) const {
-    constexpr int kTogether = Tile::kWarpgroups > 2 || kColumns == 4 ? 4 : 8;  // as registers allow
+    // Limited by registers.
+    constexpr int kTogether = Tile::kWarpgroups > 2 || kColumns == 4 ? 4 : 8;
 #pragma unroll 1
     for (int first = 0; first < args_.cluster_size; first += kTogether) {
       float4 all[kTogether][kColumns];

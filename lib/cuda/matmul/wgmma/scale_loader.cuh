@@ -95,7 +95,7 @@ class TileScales {
   const int64_t first_row_;
   const int64_t n_end_;
   const typename Scales::Cursor cursor_;
-  const int phase_;  // of the first row in its block
+  const int phase_;  // phase of the first row in its block
 };
 
 // kScaleThreads threads, numbered by `thread`.
