@@ -7,7 +7,6 @@
 
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/cost_model.hpp"
-#include "cuda/matmul/kernel_sets.hpp"
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
@@ -43,25 +42,43 @@ struct MatmulChoice {
   WgmmaPlan plan;  // of a wgmma configuration
 };
 
-// What the kernels of each kind of weight can run.
+// ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
+
+// What its kernels can run.
+bool skinny_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
 bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 // By warp tiles, also where strips are faster.
 bool skinny_tiles_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
-// By sizes alone: whether there is a kernel of the configuration is has_wgmma_kernel's answer.
+// These look at sizes alone; has_kernel() says whether there is a kernel of the configuration.
 bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
+// Whether the sizes suit the wgmma kernels of any kind.
+template <class W>
+bool wgmma_sizes_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config);
+
+// The estimated cycles of kSkinny16; wgmma is chosen only below skinny16_margin times them.
+double skinny16_cycles(const Weight &weight, const GpuFacts &gpu, const CostModel &model);
+double skinny16_cycles(const TransposedWeight &weight, const GpuFacts &gpu, const CostModel &model);
+double skinny16_cycles(const Int4Weight &weight, const GpuFacts &gpu, const CostModel &model);
+
+// Whether kSkinny2 is faster than kSkinny8 because rows are long.
+bool takes_skinny2_for_long_rows(const Weight &weight, const GpuFacts &gpu);
+bool takes_skinny2_for_long_rows(const TransposedWeight &weight, const GpuFacts &gpu);
+bool takes_skinny2_for_long_rows(const Int4Weight &weight, const GpuFacts &gpu);
+
+// ---- The choice ----------------------------------------------------------------------------
 
 template <class W>
 bool wgmma_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
-  return has_wgmma_kernel(problem.weight, config) && wgmma_shape_can_run(problem, gpu, config);
+  return has_kernel(kind_of(problem.weight), config) && wgmma_shape_can_run(problem, gpu, config);
 }
 
 template <class W>
 bool can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   if (is_wgmma(config)) return wgmma_can_run(problem, gpu, config);
-  return config == kMma64x64 || skinny_can_run(problem, gpu, config);
+  return is_mma(config) || skinny_can_run(problem, gpu, config);
 }
 
 // Whether each CTA of a stream-K configuration gets enough K-tiles, and room for its sums in the

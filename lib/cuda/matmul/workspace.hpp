@@ -4,13 +4,11 @@
 #include <cstdint>
 
 #include "cuda/lora/workspace.hpp"
+#include "cuda/matmul/configs.hpp"
 #include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
-
-// Which wgmma configurations there are.
-enum class WgmmaSet : uint8_t { kCodebook, kIntegers, kGrad };
 
 // What the workspace of a product depends on.
 struct MatmulSize {
@@ -19,7 +17,7 @@ struct MatmulSize {
   int64_t rows;
   int64_t cols;
   int64_t scale_columns;  // that share a scale, from a multiple of them on
-  WgmmaSet set;
+  WeightKind kind;
 };
 MatmulSize size_of(const MatmulProblem &problem);
 MatmulSize size_of(const Int4MatmulProblem &problem);

@@ -33,10 +33,55 @@ MatmulProblemOf<W> two_rows(const GroupedProblemOf<W> &problem, const W &weight)
   return two;
 }
 
-// What is gathered first into the workspace, of kernels that cannot gather by themselves.
+constexpr int64_t kMaxMapRows = int64_t{1} << 30;  // of a tensor map
+
+// The cost of a CTA tile: cycles of its multiprocessor for `columns` columns, cycles for each row of
+// x that these are multiplied with, and cycles beside them. Fitted by hand to times of forced
+// kernels on an H200 (docs/design/matmul-grouped.md); other GPUs use the same figures.
+struct ExpertsCost {
+  int config;
+  int columns;
+  double cycles;
+  double row_cycles;
+  double tile_cycles;
+};
+// The rows of a kind of weight.
+struct ExpertsCosts {
+  template <int Count>
+  explicit ExpertsCosts(const ExpertsCost (&rows)[Count]) : first(rows), last(rows + Count) {}
+  const ExpertsCost *begin() const { return first; }
+  const ExpertsCost *end() const { return last; }
+
+  const ExpertsCost *first;
+  const ExpertsCost *last;
+};
+
+// ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
+
+// The bytes of x that are gathered into the workspace first, for kernels that cannot gather by
+// themselves.
 int64_t gathered_bytes(const GroupedProblem &problem);
 int64_t gathered_bytes(const GroupedGradProblem &problem);
 int64_t gathered_bytes(const Int4GroupedProblem &problem);
+// The same, where kernels that need no copy are faster with up to `few` mean rows of an expert, and
+// the wgmma kernels take rows of x that are multiples of `whole`.
+template <class W>
+int64_t gathered_bytes(const GroupedProblemOf<W> &problem, int64_t few, int whole);
+
+bool skinny_can_run_experts(const GroupedProblem &problem, const GpuFacts &gpu, int config);
+bool skinny_can_run_experts(const GroupedGradProblem &problem, const GpuFacts &gpu, int config);
+bool skinny_can_run_experts(const Int4GroupedProblem &problem, const GpuFacts &gpu, int config);
+
+// Whether each expert of a stack along N begins with a whole word of zero points.
+bool begins_words(const Weight &weight, int64_t expert_rows);
+bool begins_words(const TransposedWeight &weight, int64_t expert_rows);
+bool begins_words(const Int4Weight &weight, int64_t expert_rows);
+
+ExpertsCosts experts_costs(const Weight &weight);
+ExpertsCosts experts_costs(const TransposedWeight &weight);
+ExpertsCosts experts_costs(const Int4Weight &weight);
+
+// ---- The choice ----------------------------------------------------------------------------
 
 // Of the kinds of weight that backend.hpp has.
 template <class W>

@@ -28,21 +28,12 @@ struct GatherArgs {
   int row_vectors;
 };
 
-// The args of their kernels are GroupedWgmmaArgsOf those of WgmmaKernels.
-struct GroupedWgmmaKernels : WgmmaKernels {
-  const void *gather;  // for all kinds of weight; args: GatherArgs
+// For all kinds of weight.
+struct GatherKernels {
+  const void *gather;  // args: GatherArgs
 
   template <class Arch>
-  static GroupedWgmmaKernels make();
-};
-struct GroupedGradWgmmaKernels : WgmmaKernels {
-  template <class Arch>
-  static GroupedGradWgmmaKernels make();
-};
-template <nf4_int4_layout Layout>
-struct GroupedInt4WgmmaKernels : WgmmaKernels {
-  template <class Arch>
-  static GroupedInt4WgmmaKernels make();
+  static GatherKernels make();
 };
 
 }  // namespace nf4::cuda

@@ -7,12 +7,13 @@
 
 namespace nf4::cuda {
 
-// `kernel` is of the target's family, and may use all the shared memory of a CTA.
+// Enqueues a skinny kernel. The family's kernels may use all the shared memory of a CTA.
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
                           const LoraCtaArgs &lora, nf4_dtype dtype, int config);
 
-cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
-                          const Int4MatmulArgs &matmul, nf4_dtype dtype, int config);
+// The same for integer weights, with the family's kernel for the layout.
+cudaError_t launch_skinny(const MatmulTarget &target, const Int4MatmulArgs &matmul, nf4_dtype dtype,
+                          int config);
 
 // Divides shared memory between the partial sums and scales of groups of up to `tiles` rows of warp
 // tiles, after plan_work; returns its bytes.
