@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
   const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
   const int first_k_tile = warp - n_warp * args.work.k_warps;
   const int first_tile = n_warp < args.work.n_warps ? n_warp : args.work.group_tiles;
-  // This uses arguments only while the predecessor may still write, unless it reads a caller's
+  // This reads only arguments while the predecessor may still write, unless there is a caller's
   // codebook.
   float unit = 1;
   const bool own_codebook = matmul.weight.codebook == nullptr;
