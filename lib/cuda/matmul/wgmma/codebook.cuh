@@ -63,8 +63,8 @@ struct CodebookKind {
   // The factor for sums.
   static __device__ __forceinline__ float sum_scale(float scale) { return scale; }
 
-  // Builds the LUT. It reads only arguments while the predecessor may still write, and waits for the
-  // predecessor before it reads a caller's codebook. Returns the unit of the sums.
+  // Builds the LUT. It reads only arguments while the predecessor may still write, and waits for
+  // the predecessor before it reads a caller's codebook. Returns the unit of the sums.
   template <class Decode, class Tile>
   static __device__ __forceinline__ float begin_consumer(const Args &args,
                                                          SharedStorage<Tile> shared) {
