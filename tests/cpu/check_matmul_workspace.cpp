@@ -70,7 +70,7 @@ TEST_CASE("the workspace of matmul does not shrink as m grows", "[matmul]") {
     size.scale_columns = 64;
     size.kind = static_cast<cuda::WeightKind>(below(3));
     INFO("kind " << static_cast<int>(size.kind) << ", " << size.rows << " x " << size.cols << ", m "
-                << size.m);
+                 << size.m);
     const int64_t bytes = cuda::MatmulWorkspace(size).bytes();
     size.m += below(size.m + 1);
     REQUIRE(cuda::MatmulWorkspace(size).bytes() >= bytes);

@@ -13,8 +13,7 @@ namespace nf4::cuda {
 
 MatmulSize size_of(const MatmulProblem &problem) {
   const Weight &weight = problem.weight;
-  return {problem.dtype, problem.m,          weight.rows,
-          weight.cols,   weight.blocksize(), kind_of(weight)};
+  return {problem.dtype, problem.m, weight.rows, weight.cols, weight.blocksize(), kind_of(weight)};
 }
 
 bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config) {

@@ -21,7 +21,7 @@ cudaError_t allow_skinny(const GpuFamily &family, const Device &device) {
                              known[&family - kGpuFamilies]);
 }
 
-// Of the format, as the decoders of kernels that scale weights or sums take it.
+// Returns the format's codebook as the decoders of kernels that scale weights, or sums, take it.
 LutCodebook lut_codebook(const WeightView &weight, nf4_dtype dtype, ScaleOn scale_on) {
   const Format &format = kFormats[weight.format_row];
   LutCodebook codebook{};
@@ -58,9 +58,8 @@ cudaError_t make_weight_map(const Weight &weight, int tile_n, TensorMap &map) {
 
 cudaError_t run_mma(const MatmulTarget &target, const MatmulProblem &problem,
                     const MatmulArgs &args) {
-  const void *const kernel =
-      kernels_of<MatmulKernels>(*target.family)
-          .mma[problem.dtype - NF4_DTYPE_FP32][reads_nested(problem.weight)];
+  const void *const kernel = kernels_of<MatmulKernels>(*target.family)
+                                 .mma[problem.dtype - NF4_DTYPE_FP32][reads_nested(problem.weight)];
   return launch_mma(target, kernel, args);
 }
 
@@ -69,9 +68,9 @@ cudaError_t run_skinny(const MatmulTarget &target, const MatmulProblem &problem,
   if (const cudaError_t error = allow_skinny(*target.family, target.device)) return error;
   const auto &skinny = kernels_of<MatmulKernels>(*target.family).skinny;
   const void *const kernel =
-      (problem.lora.rank > 0 ? skinny.lora : skinny.one)[problem.dtype - NF4_DTYPE_FP32]
-                                                        [reads_nested(problem.weight)]
-                                                        [config - kFirstSkinny];
+      (problem.lora.rank > 0 ? skinny.lora
+                             : skinny.one)[problem.dtype - NF4_DTYPE_FP32]
+                                          [reads_nested(problem.weight)][config - kFirstSkinny];
   const LoraCtaArgs lora = lora_cta_args(LoraProblem(problem), lora_workspace(problem));
   return launch_skinny(target, kernel, args, lora, problem.dtype, config);
 }

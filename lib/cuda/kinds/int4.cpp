@@ -1,7 +1,8 @@
 // Integer weights: what their kernels can run, sizes and costs. Calls no CUDA.
+#include "core/int4.hpp"
+
 #include <algorithm>
 
-#include "core/int4.hpp"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/choose.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
@@ -100,7 +101,8 @@ int64_t gathered_bytes(const Int4GroupedProblem &problem) { return gathered_byte
 bool skinny_can_run_experts(const Int4GroupedProblem &problem, const GpuFacts &gpu, int config) {
   const Int4Weight stack = stack_weight(problem);
   return problem.weight.layout != NF4_INT4_AWQ && gpu.tensor_maps && problem.x_rows > 0 &&
-         problem.weight.rows % kInt4Unit == 0 && stack.rows <= kMaxMapRows && stack.cols <= kMaxMapRows &&
+         problem.weight.rows % kInt4Unit == 0 && stack.rows <= kMaxMapRows &&
+         stack.cols <= kMaxMapRows &&
          skinny_tiles_can_run(two_rows(problem, problem.weight), gpu, config);
 }
 
@@ -110,7 +112,7 @@ bool begins_words(const Int4Weight &weight, int64_t expert_rows) {
 }
 
 ExpertsCosts experts_costs(const Int4Weight &) {
-  // Of mma and skinny: as for codebooks.
+  // mma and skinny have the figures of codebooks.
   static constexpr ExpertsCost kExpertsCosts[] = {
       {kMma64x64, 64, 1800, 0, 0},
       {kSkinny2, kWarpTileK, 165, 0, 0},

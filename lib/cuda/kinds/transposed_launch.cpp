@@ -19,10 +19,10 @@ cudaError_t make_weight_map(const TransposedWeight &weight, int tile_n, TensorMa
                          kTileK, map);
 }
 
-cudaError_t run_mma(const MatmulTarget &target, const GradProblem &problem, const MatmulArgs &args) {
-  const void *const kernel =
-      kernels_of<GradKernels>(*target.family)
-          .mma[problem.dtype - NF4_DTYPE_FP32][reads_nested(problem.weight)];
+cudaError_t run_mma(const MatmulTarget &target, const GradProblem &problem,
+                    const MatmulArgs &args) {
+  const void *const kernel = kernels_of<GradKernels>(*target.family)
+                                 .mma[problem.dtype - NF4_DTYPE_FP32][reads_nested(problem.weight)];
   return launch_mma(target, kernel, args);
 }
 

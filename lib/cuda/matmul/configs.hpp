@@ -12,7 +12,7 @@ namespace nf4::cuda {
 
 enum class MatmulKernel : uint8_t { kMma, kSkinny, kWgmma };
 
-// What a scale multiplies: each weight, as dequantize does, or the fp32 sums of its block.
+// A scale multiplies each weight, as dequantize does, or the fp32 sums of its block.
 enum class ScaleOn : uint8_t { kWeights, kSums };
 
 enum class Schedule : uint8_t { kDataParallel, kStreamK };

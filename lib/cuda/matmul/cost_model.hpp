@@ -59,7 +59,8 @@ struct CostModel {
   double start;
   double tile;
   CyclesByConfig k_tile;
-  // A cluster that shares a tile (split-K): of the exchange, of each CTA, of each sum that it sends.
+  // A cluster that shares a tile (split-K): of the exchange, of each CTA, of each sum that it
+  // sends.
   double cluster_exchange;
   double cluster_cta;
   double cluster_sum;

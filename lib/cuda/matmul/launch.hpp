@@ -1,5 +1,5 @@
-// What the launch of a product asks of its kind of weight. lib/cuda/kinds has a page for each kind,
-// which answers.
+// The launch of a product: the arguments that all kinds of weight share, and the functions that
+// each kind defines on its page in lib/cuda/kinds.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,7 +28,8 @@ struct ArgsOf<Int4Weight> {
   using Wgmma = Int4WgmmaArgs;
 };
 
-// Whether a product takes an adapter, and whether skinny kernels take several weights in one launch.
+// Whether a product takes an adapter, and whether skinny kernels take several weights in one
+// launch.
 template <class W>
 constexpr bool kTakesLora = !std::is_same_v<W, Int4Weight>;
 template <class W>

@@ -28,8 +28,8 @@ cudaError_t choose_matmul(const MatmulTarget &target, const Int4MatmulProblem &p
                           int &config);
 cudaError_t choose_matmul(const MatmulTarget &target, const GradProblem &problem, int &config);
 
-// For tests: the configuration of every later launch, or kMma64x64 where it cannot run the problem;
-// empty restores the library's choice. Not thread safe.
+// For tests: sets the configuration of every later launch; kMma64x64 stands in where it cannot run
+// the problem. An empty value restores the library's choice. Not thread safe.
 void force_matmul(std::optional<int> config);
 void force_matmul_grad(std::optional<int> config);
 

@@ -19,7 +19,7 @@
 namespace nf4::cuda {
 namespace {
 
-// By gradient.
+// Forced configurations of products and of gradients.
 std::optional<int> forced_configs[2];
 template <class W>
 std::optional<int> forced_config() {
@@ -131,9 +131,12 @@ cudaError_t launch_one(const MatmulTarget &target, const MatmulProblemOf<W> &giv
   if (const cudaError_t error = multiply_lora(target, problem, choice.config)) return error;
   const auto args = args_of(problem);
   switch (kMatmulConfigs[choice.config].kernel) {
-    case MatmulKernel::kWgmma: return launch_wgmma(target, problem, args, choice);
-    case MatmulKernel::kSkinny: return run_skinny(target, problem, args, choice.config);
-    case MatmulKernel::kMma: break;
+    case MatmulKernel::kWgmma:
+      return launch_wgmma(target, problem, args, choice);
+    case MatmulKernel::kSkinny:
+      return run_skinny(target, problem, args, choice.config);
+    case MatmulKernel::kMma:
+      break;
   }
   return run_mma(target, problem, args);
 }

@@ -21,8 +21,8 @@ constexpr const MatmulConfig &stream_k_config(WeightKind kind, int64_t m) {
   return kMatmulConfigs[best];
 }
 
-// So many rows of x fit into a narrower tile than any of stream-K, or into a skinny kernel's that
-// is faster; gradients have none.
+// Returns the rows of x up to which a narrower tile than any of stream-K holds them, or a skinny
+// kernel is faster; gradients count no skinny kernel.
 constexpr int no_stream_k_up_to(WeightKind kind) {
   int m = kind == WeightKind::kTransposed ? 0 : kMatmulConfigs[kSkinny8].tile_m;
   for (int i = kFirstWgmma; i < kFirstStreamK; ++i) {
@@ -32,7 +32,7 @@ constexpr int no_stream_k_up_to(WeightKind kind) {
   return m;
 }
 
-// By kind: every launch asks for it, many times.
+// A table by kind, since every launch asks for it many times.
 constexpr int kNoStreamKUpTo[] = {no_stream_k_up_to(WeightKind::kCodebook),
                                   no_stream_k_up_to(WeightKind::kInt4),
                                   no_stream_k_up_to(WeightKind::kTransposed)};
@@ -52,7 +52,8 @@ constexpr bool stream_k_in_order() {
 }
 static_assert(stream_k_in_order(), "sizes must not decrease as m increases");
 
-// Of the largest stream-K tile that the workspace has room for; 0 if there is none.
+// Returns the sums of the largest stream-K tile that the workspace has room for; 0 if there is
+// none.
 int most_sums(const MatmulSize &size) {
   if (size.m <= kNoStreamKUpTo[static_cast<int>(size.kind)] || size.rows == 0 ||
       size.dtype == NF4_DTYPE_FP32 || size.cols % kStepK != 0 || size.scale_columns < kStepK)

@@ -12,7 +12,7 @@
 namespace nf4::cuda {
 namespace {
 
-// Of a tile with so many rows of x.
+// Returns the cycles of a tile with so many rows of x.
 double tile_cycles(const ExpertsCost &cost, int64_t columns, int rows) {
   const MatmulConfig &config = kMatmulConfigs[cost.config];
   int multiplied = config.tile_m;
@@ -61,7 +61,8 @@ double gather_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
 }
 
 template <class W>
-double estimated_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu, const ExpertsCost &cost) {
+double estimated_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu,
+                        const ExpertsCost &cost) {
   const Chunks chunks = mean_chunks(problem, cost);
   const double n_tiles =
       static_cast<double>(problem.experts * expert_n_tiles(problem, cost.config));
@@ -75,11 +76,13 @@ double estimated_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu,
 
 template <class W>
 bool wgmma_can_run_experts(const GroupedProblemOf<W> &problem, const GpuFacts &gpu, int config) {
-  const bool has_x = problem.x_index != nullptr ? gathered_bytes(problem) > 0
-                                                : problem.x_rows > 0 && problem.x_rows <= kMaxMapRows;
+  const bool has_x = problem.x_index != nullptr
+                         ? gathered_bytes(problem) > 0
+                         : problem.x_rows > 0 && problem.x_rows <= kMaxMapRows;
   const W stack = stack_weight(problem);
-  return has_experts_kernel(kind_of(problem.weight), config) && has_x && problem.m <= kMaxMapRows && stack.rows <= kMaxMapRows &&
-         stack.cols <= kMaxMapRows && begins_words(problem.weight, problem.expert_rows()) &&
+  return has_experts_kernel(kind_of(problem.weight), config) && has_x && problem.m <= kMaxMapRows &&
+         stack.rows <= kMaxMapRows && stack.cols <= kMaxMapRows &&
+         begins_words(problem.weight, problem.expert_rows()) &&
          wgmma_shape_can_run(two_rows(problem, wgmma_weight(problem)), gpu, config);
 }
 

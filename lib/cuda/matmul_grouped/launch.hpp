@@ -1,4 +1,4 @@
-// What launches of grouped products have in common.
+// The parts that launches of grouped products share.
 #pragma once
 
 #include <type_traits>
@@ -27,7 +27,7 @@ Groups groups_of(const GroupedProblemOf<W> &problem) {
           static_cast<int32_t>(problem.m)};
 }
 
-// Kinds of weight that skinny kernels multiply.
+// Whether skinny kernels multiply the kind of weight.
 template <class W>
 constexpr bool kHasGroupedSkinny = has_experts_kernel(kind_of(W{}), kSkinny2);
 

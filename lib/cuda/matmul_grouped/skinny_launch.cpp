@@ -35,7 +35,7 @@ int plan_groups(Args &args, const Plan &plan) {
   if (work.group_tiles >= most) return smem_bytes;
   const int share = std::min(tiles, work.cta_units + (work.big_ctas > 0));
   smem_bytes = plan(share);
-  // Of several groups, those that give all warps as many rows of tiles.
+  // Makes several groups such that all warps have the same number of rows of tiles.
   if (work.group_tiles < share && work.group_tiles > work.n_warps)
     work.group_tiles -= work.group_tiles % work.n_warps;
   return smem_bytes;

@@ -12,7 +12,8 @@
 namespace nf4::cuda {
 namespace {
 
-// Of a unit of a CTA's rows. GPTQ's boxes are best aligned, where there are enough for all CTAs.
+// Returns the rows of the weight in a unit. Aligned boxes are best for GPTQ, if there are enough of
+// them for all CTAs.
 int unit_rows(const Int4View &weight, const GpuFacts &gpu) {
   const bool aligned =
       weight.layout == NF4_INT4_GPTQ && weight.rows >= int64_t{kWarpTileN} * gpu.multiprocessors;

@@ -39,8 +39,8 @@ cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {
   for (const WgmmaKernel &row : kernels.rows)
     for (const void *kernel : {row.kernels[0], row.kernels[1], row.lora[0], row.lora[1]}) {
       if (kernel == nullptr) continue;
-      const cudaError_t error = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row.smem_bytes);
+      const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row.smem_bytes);
       if (error != cudaSuccess) return error;
     }
   return cudaSuccess;
@@ -50,7 +50,7 @@ cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {
 // to itself, so this one's number of resident clusters is that of all.
 constexpr int kEveryKind = config_named("wgmma_128x128");
 
-// By device and cluster size, once the kernels of a table are loaded.
+// The count by device and cluster size, once the kernels of a table are loaded.
 std::atomic<int> resident_clusters[kMaxDevices][kMaxClusterSize + 1];
 
 cudaError_t count_clusters(const Device &device, const WgmmaKernel &kernel) {
@@ -134,8 +134,8 @@ template <class W>
 cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
                         const typename ArgsOf<W>::Matmul &matmul, const MatmulChoice &choice) {
   const MatmulConfig &config = kMatmulConfigs[choice.config];
-  const WgmmaKernel &kernel = (*find_wgmma_kernels(
-      target.device.compute_capability, table_of(problem.weight), false))[choice.config];
+  const WgmmaKernel &kernel = (*find_wgmma_kernels(target.device.compute_capability,
+                                                   table_of(problem.weight), false))[choice.config];
   typename ArgsOf<W>::Wgmma args{};
   args.matmul = matmul;
   args.y_vectors = is_multiple(matmul.y, 16) && (matmul.m == 1 || matmul.y_stride % 8 == 0);

@@ -18,7 +18,7 @@ struct WgmmaKernel {
   const void *lora[2];     // the same for products with an adapter
 };
 
-// By configuration; those that the table has no kernels of are empty.
+// A row for each wgmma configuration; rows without kernels are empty.
 struct WgmmaKernels {
   WgmmaKernel rows[kMatmulConfigCount - kFirstWgmma];
 
@@ -55,7 +55,7 @@ void read_resident_clusters(const Device &device, GpuFacts &gpu);
 
 // ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
 
-// What decodes the codes.
+// Returns what a kernel decodes the codes by.
 LutCodebook decode_args(const Weight &weight, nf4_dtype dtype, const MatmulConfig &config);
 LutCodebook decode_args(const TransposedWeight &weight, nf4_dtype dtype,
                         const MatmulConfig &config);
@@ -73,8 +73,8 @@ cudaError_t make_weight_map(const Int4Weight &weight, int tile_n, TensorMap &map
 
 // ---- Launches ------------------------------------------------------------------------------
 
-// Fills in what a kernel of the configuration reads of the weight, which is `stack` or one expert of
-// it, besides args.matmul.weight.
+// Fills in what a kernel of the configuration reads of the weight, which is `stack` or one expert
+// of it, besides args.matmul.weight.
 template <class W, class Args>
 cudaError_t set_weight(const W &weight, const W &stack, nf4_dtype dtype, const MatmulConfig &config,
                        Args &args);
