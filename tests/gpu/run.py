@@ -41,7 +41,7 @@ from typing import TypeVar
 import nf4
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
+sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "bench")]
 
 import record as records  # noqa: E402
 from nf4bench.families_cases import FAMILIES, Family  # noqa: E402

@@ -1,4 +1,4 @@
-"""tests/bench/bench.py: what it takes and refuses, runs, writes, and ends with."""
+"""bench/bench.py: what it takes and refuses, runs, writes, and ends with."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_device_is_settled_by_what_is_there(capsys: pytest.CaptureFixture[st
 
 def test_dev_refuses_before_it_builds() -> None:
     """options.py alone, with no packages: as ./dev calls it before anything is installed."""
-    script = "tests/bench/nf4bench/options.py"
+    script = "bench/nf4bench/options.py"
     assert script in (bench_path.ROOT / "dev").read_text()
     for arguments, status, said in ((["--shapes", "x"], 2, "expected ROWS"), (["--quick"], 0, "")):
         done = subprocess.run(

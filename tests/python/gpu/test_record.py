@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "bench")]
+sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "bench")]
 
 import readme_table  # noqa: E402
 import record as records  # noqa: E402
@@ -66,7 +66,7 @@ def test_errors_of_matmul_are_within_their_bounds(figures: dict) -> None:
 
 def test_what_the_repository_shows_is_made_from_the_figures(figures: dict) -> None:
     stale = [str(path.relative_to(ROOT)) for path in readme_table.stale(figures)]
-    assert stale == [], "run tests/bench/readme_table.py"
+    assert stale == [], "run bench/readme_table.py"
 
 
 def test_figures_say_what_they_are_of(figures: dict) -> None:

@@ -295,7 +295,7 @@ def int4(figures: Row, changed: Collection[str] = ()) -> str:
     described = found["peers"]
     return "\n\n".join([
         "# Integer weights",
-        "Made by `tests/bench/readme_table.py` from [figures.json](figures.json); "
+        "Made by `bench/readme_table.py` from [figures.json](figures.json); "
         "`./dev bench --int4` measures.",
         *note(figures, changed, ["int4"]),
         f"Measured on one {found['device']} on {found['date']} as [NF4](README.md): 4-bit integers "
@@ -336,7 +336,7 @@ def document(figures: Row, changed: Collection[str] = ()) -> str:
     bench = figures["bench"]
     parts = [
         "# The bench, in full",
-        "Made by `tests/bench/readme_table.py` from [figures.json](figures.json); "
+        "Made by `bench/readme_table.py` from [figures.json](figures.json); "
         "`./dev bench` measures.",
         method(bench),
         *(f"![{text}]({name}.svg)" for name, text in PLOTS.items()),

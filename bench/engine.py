@@ -2,7 +2,7 @@
 transformers on the same model dense in bf16. In turns, so that a machine's moods meet both; the
 median of the turns, each the median of its steps.
 
-    python tests/bench/engine.py [--model FOLDER] [--program FILE] [--threads N] [--turns N]
+    python bench/engine.py [--model FOLDER] [--program FILE] [--threads N] [--turns N]
 
 By default the model is that of `./dev demo`, and the program what `./dev build` makes.
 """
@@ -25,7 +25,7 @@ from nf4.checkpoint import QuantizeOptions, quantize_checkpoint
 from nf4.cli.console import table
 from transformers import LlamaForCausalLM
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PROMPT = (1, 4093, 198, 11, 28, 260, 351, 253)
 STEPS = 32
 KINDS = {

@@ -40,7 +40,7 @@ PLAIN = -1  # in place of a configuration's index: the library's choice launched
 
 
 def path_in(build: Path) -> Path:
-    return build / "tests" / "libnf4_bench.so"
+    return build / "bench" / "libnf4_bench.so"
 
 
 class Library:

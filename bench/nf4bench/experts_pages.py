@@ -44,7 +44,7 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
     found = figures["experts"]
     return "\n\n".join([
         "# Mixture of experts",
-        "Made by `tests/bench/readme_table.py` from [figures.json](figures.json); "
+        "Made by `bench/readme_table.py` from [figures.json](figures.json); "
         "`./dev bench --experts` measures.",
         *pages.note(figures, changed, ["experts"]),
         f"Measured on one {found['device']} on {found['date']}: products of stacks of experts, "

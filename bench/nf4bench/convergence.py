@@ -18,7 +18,7 @@ from nf4bench import models_forms
 from nf4bench.models_cases import DROP_IN
 from nf4bench.training_model import DTYPES
 
-EXAMPLE = Path(__file__).parents[3] / "examples/python/qlora.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/python/qlora.py"
 STEPS = 200
 AVERAGED = 10  # steps, as a single one of bf16 is noise
 

@@ -1,6 +1,6 @@
 """Two builds in one run, product by product and in turns.
 
-    python tests/bench/bench.py --before DIR --quick --json FILE
+    python bench/bench.py --before DIR --quick --json FILE
 
 DIR is another checkout. Both are built: of each, build/lib/libnf4.so, build/bindings/python and
 bindings/python are used; of packages torch and numpy. --quick takes two minutes of an H200, four at

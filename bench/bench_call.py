@@ -1,7 +1,7 @@
 """Host overhead of one call from Python, without a GPU: what the binding costs beside what it is
 made of.
 
-    python tests/bench/bench_call.py        # needs torch and a C compiler
+    python bench/bench_call.py        # needs torch and a C compiler
 
 The library is tests/python/fake_nf4.c, whose functions return at once. Torch tensors are in host
 memory; raw addresses pass for device memory. Prints nanoseconds, the least of some repetitions.
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (4096, 1024)
 CALLS, REPETITIONS = 50_000, 9
 STREAM, OUT = 0x7F00_1234_5678, 1 << 41

@@ -1,7 +1,7 @@
 """Writes a checkpoint of LLaMA's shape with random weights in bitsandbytes' NF4, for speed and for
 comparisons of backends: all layers have the same bytes, so it takes seconds at any size.
 
-    python tests/bench/random_llama.py FOLDER [--layers 32] [--hidden 4096] [--heads 32]
+    python bench/random_llama.py FOLDER [--layers 32] [--hidden 4096] [--heads 32]
         [--kv-heads 32] [--intermediate 11008] [--vocabulary 32000] [--positions 4096]
 """
 

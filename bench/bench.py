@@ -1,11 +1,11 @@
 """libnf4 beside its peers and beside the bandwidth roofline, on the GPU if there is one, else on
 the CPU.
 
-    python tests/bench/bench.py [--quick | --shapes 4096x4096,...] [--json FILE] [--plots DIR]
-    python tests/bench/bench.py --sweep | --challenge | --call | --matmul | --matmul-sweep
-    python tests/bench/bench.py --models | --int4 [--quick]
-    python tests/bench/bench.py --experts [--quick] | --families | --distributed
-    python tests/bench/bench.py --before DIR [--quick] [--json FILE]
+    python bench/bench.py [--quick | --shapes 4096x4096,...] [--json FILE] [--plots DIR]
+    python bench/bench.py --sweep | --challenge | --call | --matmul | --matmul-sweep
+    python bench/bench.py --models | --int4 [--quick]
+    python bench/bench.py --experts [--quick] | --families | --distributed
+    python bench/bench.py --before DIR [--quick] [--json FILE]
 
 On the GPU, times are of CUDA-graph replays that rotate over more data than L2 holds, in turns;
 the roofline is the fastest of our own kernels that move the same bytes and do nothing else. Bits
@@ -20,8 +20,8 @@ import os
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench"))
 
 from nf4bench import compare, plots  # noqa: E402
 from nf4bench import options as command_line  # noqa: E402

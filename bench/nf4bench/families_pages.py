@@ -12,7 +12,7 @@ from nf4bench.table import Row, grouped, shape
 
 _HEAD = (
     "# By family",
-    "Made by `tests/bench/readme_table.py` from [figures.json](figures.json); "
+    "Made by `bench/readme_table.py` from [figures.json](figures.json); "
     "`./dev bench --families` measures.",
 )
 

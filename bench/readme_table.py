@@ -1,6 +1,6 @@
 """README's bench section and the pages and plots of docs/bench, made from docs/bench/figures.json.
 
-    python tests/bench/readme_table.py [--check]
+    python bench/readme_table.py [--check]
 
 With --check, only says what is not up to date. Making the plots needs matplotlib. What there are
 no figures of is left out, and named. Of figures whose code has changed since, the pages say so.
@@ -12,8 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "bench"), str(ROOT / "tests" / "gpu")]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "gpu")]
 
 import sources  # noqa: E402
 from nf4bench import experts_pages, families_pages, pages, plots, training_pages  # noqa: E402

@@ -34,7 +34,7 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
     versions = found["versions"]
     return "\n\n".join([
         "# QLoRA steps",
-        "Made by `tests/bench/readme_table.py` from [figures.json](figures.json); "
+        "Made by `bench/readme_table.py` from [figures.json](figures.json); "
         "`./dev bench --training` measures.",
         *pages.note(figures, changed, ["training"]),
         f"Measured on one {found['device']} on {found['date']}: LLaMA-7B's shape with "

@@ -1,6 +1,6 @@
 """What the command line may ask for; what makes no sense is refused with the usage.
 
-    python tests/bench/nf4bench/options.py ARGUMENTS
+    python bench/nf4bench/options.py ARGUMENTS
 
 only checks them. This module needs nothing but Python, so that `./dev bench` can refuse
 before it builds and installs.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PEERS = ("bitsandbytes", "unsloth", "torch", "triton")
 MAX_ELEMENTS = 2**31 - 1  # bitsandbytes counts elements in 32 bits
 REPLAYS, MIN_REPLAYS = 15, 3

@@ -45,7 +45,7 @@ from nf4bench.product import Product, exact, relative_error, require
 from nf4bench.table import Row, Table, number, shape, text
 from nf4bench.weights import Weight, rotation
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "python"))
 import oracle  # noqa: E402
 
 SHAPES: list[Shape] = [(4096, 4096), (14336, 4096)]

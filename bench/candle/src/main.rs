@@ -6,20 +6,20 @@
 
 // Of the example, what reads checkpoints is not used here.
 #[allow(dead_code)]
-#[path = "../../../../bindings/rust/nf4-candle/examples/llama/config.rs"]
+#[path = "../../../bindings/rust/nf4-candle/examples/llama/config.rs"]
 mod config;
 #[cfg(feature = "cuda")]
-#[path = "../../../../bindings/rust/nf4-candle/examples/llama/graph.rs"]
+#[path = "../../../bindings/rust/nf4-candle/examples/llama/graph.rs"]
 mod graph;
-#[path = "../../../../bindings/rust/nf4-candle/examples/llama/model.rs"]
+#[path = "../../../bindings/rust/nf4-candle/examples/llama/model.rs"]
 mod model;
 #[allow(dead_code)]
-#[path = "../../../../bindings/rust/nf4-candle/examples/llama/session.rs"]
+#[path = "../../../bindings/rust/nf4-candle/examples/llama/session.rs"]
 mod session;
-#[path = "../../../../bindings/rust/nf4-candle/examples/llama/speed.rs"]
+#[path = "../../../bindings/rust/nf4-candle/examples/llama/speed.rs"]
 mod speed;
 #[allow(dead_code)]
-#[path = "../../../../bindings/rust/nf4-candle/examples/llama/weights.rs"]
+#[path = "../../../bindings/rust/nf4-candle/examples/llama/weights.rs"]
 mod weights;
 
 use std::collections::HashMap;
