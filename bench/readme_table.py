@@ -21,6 +21,15 @@ from nf4bench.table import with_section  # noqa: E402
 
 README, FOLDER = ROOT / "README.md", ROOT / "docs" / "bench"
 FIGURES = FOLDER / "figures.json"
+# The pages of docs/bench, and the figures that each needs.
+PAGES = {
+    "README.md": (pages.document, {"bench"}),
+    "int4.md": (pages.int4, {"int4"}),
+    "training.md": (training_pages.page, {"training"}),
+    "experts.md": (experts_pages.page, {"experts"}),
+    "families.md": (families_pages.page, {"families"}),
+    "sweeps.md": (pages.sweeps, pages.SWEEPS),
+}
 
 
 def load() -> dict:
@@ -31,19 +40,10 @@ def texts(figures: dict) -> dict[Path, str]:
     """What each file should say."""
     changed = sources.changed(figures)
     section = pages.readme(figures, changed)
-    made = {
-        README: with_section(README.read_text(), "bench", section),
-        FOLDER / "README.md": pages.document(figures, changed),
-        FOLDER / "families.md": families_pages.page(figures, changed),
-    }
-    if "int4" in figures:
-        made[FOLDER / "int4.md"] = pages.int4(figures, changed)
-    if "training" in figures:
-        made[FOLDER / "training.md"] = training_pages.page(figures, changed)
-    if "experts" in figures:
-        made[FOLDER / "experts.md"] = experts_pages.page(figures, changed)
-    if pages.SWEEPS <= figures.keys():
-        made[FOLDER / "sweeps.md"] = pages.sweeps(figures, changed)
+    made = {README: with_section(README.read_text(), "bench", section)}
+    for file, (page, needed) in PAGES.items():
+        if needed <= figures.keys():
+            made[FOLDER / file] = page(figures, changed)
     return made
 
 

@@ -30,7 +30,6 @@ import torch
 from nf4bench import (
     check,
     cpu_experts,
-    cpu_int4,
     cpu_layers,
     int4_cases,
     matmul_peers,
@@ -331,7 +330,7 @@ MATMUL = Table(
 
 def int4(shapes: Sequence[Shape], threads: int) -> dict:
     """Products of integer weights beside NF4's. Raises WrongResult."""
-    rows = cpu_int4.run(shapes, threads)
+    rows = cpu_layers.run_int4(shapes, threads)
     return {"cpu_variant": nf4.cpu_variant(), "threads": threads, "matmul": rows}
 
 

@@ -8,20 +8,17 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import nf4
 import torch
 from torch import Tensor
 
-from nf4bench.cpu_layers import DTYPES, first_decile
-from nf4bench.errors import WrongResult
+from nf4bench.cpu_layers import DTYPES, first_decile, require_near
 from nf4bench.experts_cases import BLOCKSIZE, NESTED_BLOCKSIZE, QWEN, Model
-from nf4bench.product import relative_error
 from nf4bench.table import Table, number, text
 
 TOKENS, TURNS, WARM_UP = (1, 4, 16), 12, 2
-MOST_ERROR = 1e-2  # of one's y, relative to the other's
 
 TABLE = Table(
     text("work", "experts of a layer"), text("model", "{model}"), text("dtype", "{dtype}"),
@@ -99,9 +96,8 @@ def rows(layer: Layer, dtype: torch.dtype, threads: int) -> Iterator[dict]:
         x = torch.randn(tokens * layer.model.top_k, layer.model.hidden).to(dtype)
         routed = layer.routed(tokens)
         y, expected = layer.libnf4(x, routed, threads), layer.dequantized(x, routed, threads)
-        error = max(relative_error(a, b.double()) for a, b in zip(y, expected, strict=True))
-        if not error <= MOST_ERROR:
-            raise WrongResult(f"experts, {tokens} tokens: the two differ by {error:.1e}")
+        what = f"experts, {tokens} tokens"
+        error = max(require_near(what, *each) for each in zip(y, expected, strict=True))
         times: tuple[list[float], list[float]] = ([], [])
         for turn in range(WARM_UP + TURNS):
             routed = layer.routed(tokens)
@@ -120,11 +116,10 @@ def rows(layer: Layer, dtype: torch.dtype, threads: int) -> Iterator[dict]:
 
 def run(threads: int, report: Callable[[str], None] = print, model: Model = QWEN) -> list[dict]:
     """All figures; the number of torch's threads is `threads` afterwards."""
-    layer, found = Layer(model), []
-    counts: Sequence[int] = sorted({1, threads})
-    for dtype, count in itertools.product((torch.bfloat16, torch.float32), counts):
-        for row in rows(layer, dtype, count):
-            found.append(row)
-            report(TABLE.line(row))
+    layer, each = (
+        Layer(model),
+        itertools.product((torch.bfloat16, torch.float32), sorted({1, threads})),
+    )
+    found = TABLE.told((row for given in each for row in rows(layer, *given)), report)
     torch.set_num_threads(threads)
     return found

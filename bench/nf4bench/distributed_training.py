@@ -15,77 +15,48 @@ from nf4.torch import NF4Linear
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from nf4bench import models_forms
+from nf4bench import models_forms, training_model
 from nf4bench.errors import WrongResult
 from nf4bench.measure import summary, taken
+from nf4bench.models_llama import DTYPE, random_weight
 from nf4bench.product import relative_error, require
-from nf4bench.training_cases import ALPHA, RANK
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 8192, 28672, 64, 8
 LAYERS, TOKENS = 8, (1, 2048)
 STEPS, TURNS = 2, 5
-DTYPE = torch.bfloat16
 SHARDED, THEIRS, ONE = "libnf4", "bitsandbytes", "libnf4, one GPU"
 SAME_ERROR = 1e-2  # means over ranks are rounded to bf16, whose rounding is 4e-3
-NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def _linear4bit(linear: nn.Linear, place: str) -> nn.Module:
-    """Of random weights in the shape of a layer on meta."""
-    import bitsandbytes
-
-    rows, cols = linear.weight.shape
-    made = bitsandbytes.nn.Linear4bit(
-        cols, rows, bias=False, compute_dtype=DTYPE, quant_type="nf4", quant_storage=DTYPE,
-        device="meta",
-    )  # fmt: skip
-    dense = torch.empty(rows, cols, dtype=DTYPE, device=place).normal_(std=0.5 * cols**-0.5)
-    weight = bitsandbytes.nn.Params4bit(
-        dense, requires_grad=False, quant_type="nf4", quant_storage=DTYPE, module=made
-    )
-    made.weight = weight.to(place)  # quantizes it
-    return made
-
-
-def _model(make: Callable[[int, str, nn.Linear], nn.Module], is_4bit: bool, place: str) -> Any:
-    """The decoder layers with adapters; `make` makes a projection of one on meta."""
-    import peft
+def _config() -> Any:
     import transformers
 
-    config = transformers.LlamaConfig(
+    return transformers.LlamaConfig(
         hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS, num_hidden_layers=LAYERS, vocab_size=32, use_cache=False,
     )  # fmt: skip
-    with torch.device("meta"):
-        model = transformers.LlamaModel._from_config(config, dtype=DTYPE)
-    for at, layer in enumerate(model.layers):
-        for parent in (layer.self_attn, layer.mlp):
-            for name in NAMES:
-                if hasattr(parent, name):
-                    setattr(parent, name, make(at, name, getattr(parent, name)))
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.is_meta:
-            module.weight = nn.Parameter(torch.ones_like(weight, device=place), requires_grad=False)
-    with torch.device(place):
-        model.rotary_emb = type(model.rotary_emb)(config)
-    model.is_loaded_in_4bit = is_4bit
-    lora = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(NAMES))
-    model = peft.get_peft_model(model, lora).train()
+
+
+def _model(linear_of: Callable[[int, str, nn.Linear], nn.Module], is_4bit: bool, place: str) -> Any:
+    """The decoder layers with adapters."""
+    import transformers
+
+    made = training_model.adapted(transformers.LlamaModel, _config(), linear_of, is_4bit, place)
     torch.manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            made = torch.empty_like(parameter, dtype=DTYPE, device=place)
-            parameter.data = made.normal_(std=0.5 * parameter.shape[1] ** -0.5)
-    return model
+    for parameter in training_model.trained(made):
+        fresh = torch.empty_like(parameter, dtype=DTYPE, device=place)
+        parameter.data = fresh.normal_(std=0.5 * parameter.shape[1] ** -0.5)
+    return made
 
 
 def models(place: str) -> dict[str, nn.Module]:
     """By form, around the same bytes before they are sharded."""
     theirs: dict[tuple[int, str], nn.Module] = {}
+    bitsandbytes = models_forms.Bitsandbytes(place)
 
     def their(at: int, name: str, linear: nn.Linear) -> nn.Module:
-        theirs[at, name] = _linear4bit(linear, place)
+        weight = random_weight(*linear.weight.shape, place)
+        theirs[at, name] = bitsandbytes.linear(weight, quant_storage=DTYPE)
         return theirs[at, name]
 
     def our(at: int, name: str, linear: nn.Linear) -> nn.Module:
@@ -106,8 +77,7 @@ def models(place: str) -> dict[str, nn.Module]:
 class Step:
     def __init__(self, form: str, model: nn.Module, x: Tensor) -> None:
         self.form, self.model, self.x = form, model, x
-        trained = [each for each in model.parameters() if each.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=x.is_cuda)
+        self.optimizer = torch.optim.AdamW(training_model.trained(model), lr=1e-5, fused=x.is_cuda)
 
     def forward(self) -> Tensor:
         return self.model(inputs_embeds=self.x).last_hidden_state
@@ -120,7 +90,7 @@ class Step:
     def gradients(self) -> Tensor:
         """Of all adapters. Means over ranks that have the same x are what each has."""
         self.backward()
-        trained = [each.grad for each in self.model.parameters() if each.requires_grad]
+        trained = [each.grad for each in training_model.trained(self.model)]
         whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in trained]
         return torch.cat([each.double().view(-1) for each in whole])
 
@@ -203,15 +173,6 @@ def _parts(model: nn.Module) -> int:
         for layer in model.modules()
         if isinstance(layer, NF4Linear)
     )
-
-
-def profiled(step: Step) -> list[list[Any]]:
-    """Name, milliseconds and calls of what takes longest on the GPU in one step."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as made:
-        step()
-        torch.cuda.synchronize()
-    events = sorted(made.key_averages(), key=lambda each: -each.self_device_time_total)[:12]
-    return [[e.key[:80], round(e.self_device_time_total / 1e3, 2), e.count] for e in events]
 
 
 def run(place: str) -> Mapping[str, Any]:

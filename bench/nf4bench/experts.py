@@ -12,13 +12,15 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-import nf4
+import nf4.torch
 import torch
+from nf4.torch._weight import WeightParts
 from torch import Tensor
 
-from nf4bench import experts_cases, experts_decode, experts_host, experts_tables, peers
+from nf4bench import experts_cases, experts_decode, experts_pages, peers
 from nf4bench.experts_cases import BLOCKSIZE, DENSE, DEQUANTIZED, GROUPED_NF4, Group, Model
 from nf4bench.experts_weights import DTYPE, Operands, Routing, Stack
+from nf4bench.host import host_times
 from nf4bench.matmul_cases import MOST_ERROR
 from nf4bench.measure import measure
 from nf4bench.peers import PeerMissing, present
@@ -183,10 +185,42 @@ def rows(
         for group in of_model:
             for tokens in group.tokens:
                 made.append(row(bench, group, stacks, tokens, found))
-                report(experts_tables.ROWS.line(made[-1]))
+                report(experts_pages.ROWS.line(made[-1]))
         del stacks, of_shape
         bench.gpu.release()
     return made
+
+
+# So small that the GPU is done before the host has come to the next.
+CALLED, CALLED_TOKENS = Model("small", 8, 256, 128, 2), 4
+GROUPED_MM = "torch.nn.functional.grouped_mm"
+
+
+def calls(bench: Bench) -> list[dict[str, Any]]:
+    """What an eager call costs the host, nothing waited for, by the name of what is called."""
+    place = bench.gpu.place
+    routing, stack = Routing(CALLED, CALLED_TOKENS, place), Stack(CALLED.shape("gate_up"), place)
+    each = Operands("gate_up", stack, CALLED_TOKENS, routing)
+    layer = nf4.torch.NF4Experts.from_quantized(stack.quantized)
+    given = (each.x, routing.ends, routing.index)
+    arguments = WeightParts.of(stack.quantized).arguments()
+    operator = torch.ops.nf4.linear_grouped.default
+    work = {
+        "nf4.torch.NF4Experts": partial(layer, *given),
+        "torch.ops.nf4.linear_grouped": partial(operator, *given, None, *arguments),
+        "nf4.matmul_grouped": partial(
+            nf4.matmul_grouped, each.x, stack.quantized, routing.ends, x_index=routing.index
+        ),
+        GROUPED_MM: partial(
+            grouped_mm, each.sorted_x, stack.dense.transpose(1, 2), offs=routing.ends
+        ),
+    }
+    with torch.no_grad():
+        times = host_times(bench.gpu, work)
+    return [
+        {"name": name, **time.figures(), "ratio": round(time.us / times[GROUPED_MM].us, 3)}
+        for name, time in times.items()
+    ]
 
 
 def run(
@@ -196,10 +230,7 @@ def run(
     Raises WrongResult before what is wrong is timed."""
     figures = begin(bench, found, report)
     figures["rows"] = rows(bench, present(found), groups, report)
-    figures["call"] = experts_host.calls(bench)
-    for each in figures["call"]:
-        report(experts_tables.CALLS.line(each))
+    figures["call"] = experts_pages.CALLS.told(calls(bench), report)
     figures["decode"] = experts_decode.run(bench, decoded)
-    for each in figures["decode"]["forms"]:
-        report(experts_tables.DECODE.line(each))
+    experts_pages.DECODE.told(figures["decode"]["forms"], report)
     return figures

@@ -1,15 +1,34 @@
-"""docs/bench/experts.md: mixture of experts, made from docs/bench/figures.json. Needs only
-Python."""
+"""docs/bench/experts.md and its tables: mixture of experts. Needs only Python."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from nf4bench import experts_tables, pages
-from nf4bench.experts_cases import DENSE, DEQUANTIZED, GROUPED_NF4, ROUTINGS
-from nf4bench.table import Row, grouped
+from nf4bench import pages
+from nf4bench.experts_cases import DENSE, DEQUANTIZED, GROUPED_NF4, PEERS, ROUTINGS
+from nf4bench.table import Row, Table, error, form, grouped, number, text
 
 PLOT = "Experts: microseconds by tokens"
+_SPREAD = number("deciles", "{spread[0]:.1f}..{spread[1]:.1f}")
+_IDENTITY = [text("model", "{model}"), text("work", "{work}"), number("tokens", "{tokens}")]
+ROWS = Table(
+    *_IDENTITY, number("libnf4 µs", "{us:.1f}"),
+    *(number(f"{name} µs (ratio)", form(name, "{us:.1f} ({ratio:.2f}x)", "peers"))
+      for name in PEERS),
+)  # fmt: skip
+DETAILS = Table(
+    *_IDENTITY, number("active experts", "{active:.0f}"),
+    number("MB of them", lambda row: f"{row['bytes'] / 1e6:.1f}"),
+    number("GB/s", "{gb_per_s:.0f}"), _SPREAD, number("error", error),
+)  # fmt: skip
+CALLS = Table(
+    text("call", "{name}"), number("µs", "{us:.2f}"), number("over grouped_mm", "{ratio:.2f}x"),
+    _SPREAD,
+)  # fmt: skip
+DECODE = Table(
+    text("experts", "{name}"), number("µs", "{us:.1f}"), number("over libnf4", "{ratio:.2f}x"),
+    _SPREAD, number("error", error),
+)  # fmt: skip
 
 
 def _shape(row: Row) -> str:
@@ -36,17 +55,13 @@ def _decode(decode: Row) -> list[str]:
         f"same numbers in bf16, multiplied by either of transformers' implementations. The "
         f"error is that of the logits beside the first dense form's: a rounding can turn a choice "
         f"of experts.",
-        experts_tables.DECODE.markdown(decode["forms"]),
+        DECODE.markdown(decode["forms"]),
     ]
 
 
 def page(figures: Row, changed: Collection[str] = ()) -> str:
     found = figures["experts"]
-    return "\n\n".join([
-        "# Mixture of experts",
-        "Made by `bench/readme_table.py` from [figures.json](figures.json); "
-        "`./dev bench --experts` measures.",
-        *pages.note(figures, changed, ["experts"]),
+    return pages.page("Mixture of experts", "experts", figures, changed, [
         f"Measured on one {found['device']} on {found['date']}: products of stacks of experts, "
         f"bf16, NF4 with nested scales, in CUDA graphs in which {ROUTINGS} random routings take "
         f"turns, after some rows were compared with float64. gate_up takes its rows of x by index, "
@@ -64,13 +79,13 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
         f"![{PLOT}](experts.svg)",
         "## Products",
         "In parentheses the time over libnf4's.",
-        experts_tables.ROWS.markdown(found["rows"]),
+        ROWS.markdown(found["rows"]),
         *(_decode(found["decode"]) if "decode" in found else []),
         "## An eager call",
         "Host overhead of one product of a small stack, nothing waited for.",
-        experts_tables.CALLS.markdown(found["call"]),
+        CALLS.markdown(found["call"]),
         "## Bytes, spreads and errors",
         "What is read of the active experts, and how fast that is; ||y - exact|| / ||exact||, "
         "exact in float64.",
-        experts_tables.DETAILS.markdown(found["rows"]),
-    ]) + "\n"  # fmt: skip
+        DETAILS.markdown(found["rows"]),
+    ])  # fmt: skip

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nf4bench import families_cases as cases
-from nf4bench import families_tables as tables
+from nf4bench import families_pages as tables
 from nf4bench.errors import LaunchFailed, LibraryMissing
 from nf4bench.families_cases import Family
 
@@ -96,14 +96,11 @@ def measured(gpu: Any, family: Family) -> dict[str, list[dict[str, Any]]]:
     bitsandbytes, made = models_forms.Bitsandbytes(gpu.place), {"products": []}
     for shape in cases.SHAPES:
         found = families_products.products(gpu, family, bitsandbytes, shape, cases.MS)
-        for row in found:
-            print(tables.PRODUCTS.line(row), flush=True)
-        made["products"] += found
+        made["products"] += tables.PRODUCTS.told(found, print)
         gpu.release()
-    made["steps"] = [step(gpu, family, bitsandbytes)]
-    print(tables.STEPS.line(made["steps"][0]), flush=True)
+    made["steps"] = tables.STEPS.told([step(gpu, family, bitsandbytes)], print)
     gpu.release()
-    made["experts"] = families_products.experts(gpu, family, print)
+    made["experts"] = tables.EXPERTS.told(families_products.experts(gpu, family), print)
     return made
 
 

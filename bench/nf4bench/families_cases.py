@@ -56,3 +56,4 @@ BITSANDBYTES, DENSE = "bitsandbytes", "dequantize + dense"
 DROP_IN, LAYER = "drop-in", "libnf4"
 INT4, INT4_DENSE = "int4", "int4 dequantize + dense"
 FORMS = (BITSANDBYTES, DENSE, DROP_IN, LAYER, INT4, INT4_DENSE)
+GROUPED_DENSE = "dequantize + grouped_mm"  # of experts

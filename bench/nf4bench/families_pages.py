@@ -5,38 +5,66 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from nf4bench import families_tables as tables
 from nf4bench import pages
-from nf4bench.families_cases import FAMILIES, GROUP_SIZE, STEP
-from nf4bench.table import Row, grouped, shape
-
-_HEAD = (
-    "# By family",
-    "Made by `bench/readme_table.py` from [figures.json](figures.json); "
-    "`./dev bench --families` measures.",
+from nf4bench.families_cases import (
+    BITSANDBYTES,
+    DENSE,
+    DROP_IN,
+    FAMILIES,
+    FORMS,
+    GROUP_SIZE,
+    GROUPED_DENSE,
+    INT4,
+    INT4_DENSE,
+    LAYER,
+    STEP,
 )
+from nf4bench.table import Cell, Row, Table, form, grouped, number, over, shape, text
+
+_TITLES = {LAYER: "NF4Linear", INT4: "Int4Linear", INT4_DENSE: "int4 dequantize + dense"}
 
 
-def _named(row: Row) -> str:
-    return row["family"]
+def _over(name: str, *others: str) -> Cell:
+    return lambda row: f"{over(row, name, *others):.2f}"
+
+
+_FAMILY = text("kernels", "{family}")
+# The last four are at most 1 where libnf4 is never slower.
+PRODUCTS = Table(
+    _FAMILY, text("shape", shape), number("M", "{m}"),
+    *(number(f"{_TITLES.get(name, name)} µs", form(name, "{us:.1f}")) for name in FORMS),
+    number("drop-in / bitsandbytes", _over(DROP_IN, BITSANDBYTES)),
+    number("drop-in / better", _over(DROP_IN, BITSANDBYTES, DENSE)),
+    number("NF4Linear / better", _over(LAYER, BITSANDBYTES, DENSE)),
+    number("Int4Linear / dense", _over(INT4, INT4_DENSE)),
+)  # fmt: skip
+STEPS = Table(
+    _FAMILY,
+    *(number(f"{_TITLES.get(name, name)} ms", form(name, lambda each: f"{each['us'] / 1e3:.1f}"))
+      for name in (BITSANDBYTES, DROP_IN, LAYER)),
+    number("drop-in / bitsandbytes", _over(DROP_IN, BITSANDBYTES)),
+    number("NF4Linear / bitsandbytes", _over(LAYER, BITSANDBYTES)),
+)  # fmt: skip
+EXPERTS = Table(
+    _FAMILY, text("model", "{model}"), number("tokens", "{tokens}"),
+    number("libnf4 µs", form(LAYER, "{us:.1f}")),
+    number(f"{GROUPED_DENSE} µs", form(GROUPED_DENSE, "{us:.1f}")),
+    number("libnf4 / dense", _over(LAYER, GROUPED_DENSE)),
+)  # fmt: skip
 
 
 def _products(rows: list[Row]) -> list[str]:
     parts = []
-    for (family, size), of in grouped(rows, lambda row: (_named(row), shape(row))).items():
-        parts += [f"### {family}: {size}, {of[0]['dtype']}", tables.PRODUCTS.markdown(of)]
+    for (family, size), of in grouped(rows, lambda row: (row["family"], shape(row))).items():
+        parts += [f"### {family}: {size}, {of[0]['dtype']}", PRODUCTS.markdown(of)]
     return parts
 
 
 def page(figures: Row, changed: Collection[str] = ()) -> str:
-    found = figures.get("families")
-    if found is None:
-        return "\n\n".join([*_HEAD, "There are no figures yet."]) + "\n"
+    found = figures["families"]
     batch, tokens = STEP.tokens
     versions = found["versions"]
-    return "\n\n".join([
-        *_HEAD,
-        *pages.note(figures, changed, ["families"]),
+    return pages.page("By family", "families", figures, changed, [
         f"Measured on one {found['device']} on {found['date']}. The kernels of each family are "
         f"compiled as machine code of this GPU, without the kernels for Hopper's own instructions, "
         f"and have the shared memory that a CTA has on the GPUs of that family: "
@@ -57,9 +85,9 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
         f"LLaMA-7B's shape with {STEP.size.layers} layers, {batch}×{tokens} tokens in bf16, in "
         f"transformers {versions['transformers']} with PEFT {versions['peft']}, as on the page of "
         "[QLoRA steps](training.md).",
-        tables.STEPS.markdown(found["steps"]),
+        STEPS.markdown(found["steps"]),
         "## Experts",
         "The gate and up projections of a layer, bf16, in eager calls: `nf4.torch.linear_grouped` "
         "beside dequantizing all experts for torch's grouped_mm.",
-        tables.EXPERTS.markdown(found["experts"]),
-    ]) + "\n"  # fmt: skip
+        EXPERTS.markdown(found["experts"]),
+    ])  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -24,15 +25,21 @@ from nf4bench.measure import WARM_UP, Timing, summary
 from nf4bench.models_llama import random_weight
 from nf4bench.options import Shape
 from nf4bench.product import MOST_PEER_ERROR, exact, require
-from nf4bench.rows import ROTATED_CACHES, Report
+from nf4bench.rows import ROTATED_CACHES
 from nf4bench.weights import DTYPES
 
 MOST_CALLS, SAMPLE_US = 32, 4000.0  # of a sample: so many calls, or as many as take so long
 ROUTINGS = 4
-EXPERT_FORMS = GROUPED, GROUPED_DENSE = ("libnf4", "dequantize + grouped_mm")
+EXPERT_FORMS = (cases.LAYER, cases.GROUPED_DENSE)
 
 Call = Callable[[], Tensor]
 Multiply = Callable[[Tensor], Tensor]
+
+
+def served(form: str) -> AbstractContextManager[None]:
+    """libnf4 behind bitsandbytes' layers, for the drop-in alone."""
+    drop_in = form == cases.DROP_IN
+    return models_forms.kernels_of(form) if drop_in else contextlib.nullcontext()
 
 
 class Rotation:
@@ -61,8 +68,7 @@ def in_turns(rotations: Mapping[tuple[str, int], Rotation]) -> dict[tuple[str, i
     values: dict[tuple[str, int], list[float]] = {key: [] for key in rotations}
     for turn in range(WARM_UP + cases.TURNS):
         for serves in (False, True):
-            kernels = models_forms.kernels_of(cases.DROP_IN) if serves else contextlib.nullcontext()
-            with kernels, torch.no_grad():
+            with served(cases.DROP_IN if serves else ""), torch.no_grad():
                 for (form, m), rotation in rotations.items():
                     if (form == cases.DROP_IN) != serves:
                         continue
@@ -109,10 +115,7 @@ def _checked(gpu: Any, what: str, forms: Forms, xs: Mapping[int, Tensor]) -> dic
     for m, x in xs.items():
         found[m] = {}
         for form, multiply in forms.of.items():
-            kernels = (
-                models_forms.kernels_of(form) if form == cases.DROP_IN else contextlib.nullcontext()
-            )
-            with kernels, torch.no_grad():
+            with served(form), torch.no_grad():
                 y = gpu.run(lambda stream, multiply=multiply, x=x: multiply(x))
             said = f"{what}, M = {m}: {form}"
             error = require(said, MOST_PEER_ERROR, exact(x, numbers[form]), y)
@@ -162,13 +165,11 @@ def _expert_calls(each: Operands, routing: Routing) -> dict[str, Call]:
         return functional.grouped_mm(each.x[index], stack.mT, offs=routing.ends)
 
     own = partial(nf4.torch.linear_grouped, each.x, quantized, routing.ends, x_index=routing.index)
-    return {GROUPED: own, GROUPED_DENSE: dense}
+    return {cases.LAYER: own, cases.GROUPED_DENSE: dense}
 
 
-def experts(gpu: Any, family: Family, report: Report) -> list[dict[str, Any]]:
+def experts(gpu: Any, family: Family) -> list[dict[str, Any]]:
     """A row for each number of tokens, in bf16. Raises WrongResult before anything is timed."""
-    from nf4bench import families_tables
-
     model, rotations = cases.EXPERTS, {}
     stack = Stack(model.shape("gate_up"), gpu.place)
     for tokens in cases.TOKENS:
@@ -183,13 +184,10 @@ def experts(gpu: Any, family: Family, report: Report) -> list[dict[str, Any]]:
             require(said, MOST_PEER_ERROR, each.expected(routings[0], rows), y[rows])
             rotations[form, tokens] = Rotation(gpu, [of[form] for of in calls])
     times = in_turns(rotations)
-    made = [
+    return [
         {
             "family": str(family), "model": model.name, "tokens": tokens,
             "forms": {form: times[form, tokens].figures() for form in EXPERT_FORMS},
         }
         for tokens in cases.TOKENS
     ]  # fmt: skip
-    for row in made:
-        report(families_tables.EXPERTS.line(row))
-    return made

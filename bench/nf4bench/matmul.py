@@ -256,9 +256,8 @@ def errors(
     """The rows of the error table."""
     found = []
     for case in cases:
-        for row in _errors(bench, peers, weight_of(case, bench.gpu.place)):
-            report(tables.ERROR.line(row))
-            found.append(row)
+        of = _errors(bench, peers, weight_of(case, bench.gpu.place))
+        found += tables.ERROR.told(of, report)
         bench.gpu.release()
     return found
 

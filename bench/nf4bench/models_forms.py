@@ -48,14 +48,15 @@ class Bitsandbytes:
         if importlib.import_module("nf4.torch.bitsandbytes").served() is not None:
             raise PeerMissing("libnf4 serves it; nf4.torch.bitsandbytes.unregister() ends that")
 
-    def linear(self, weight: Tensor) -> nn.Module:
-        """It stays in training mode, in which it keeps its bytes on CPUs, too."""
-        rows, cols = weight.shape
+    def linear(self, weight: Tensor, **storage: torch.dtype) -> nn.Module:
+        """It stays in training mode, in which it keeps its bytes on CPUs, too. storage: its
+        quant_storage."""
+        (rows, cols), options = weight.shape, {"quant_type": "nf4", **storage}
         made = self._nn.Linear4bit(
-            cols, rows, bias=False, compute_dtype=weight.dtype, quant_type="nf4", device="meta"
+            cols, rows, bias=False, compute_dtype=weight.dtype, device="meta", **options
         )
         dense = self._nn.Params4bit(
-            weight, requires_grad=False, compress_statistics=True, quant_type="nf4", module=made
+            weight, requires_grad=False, compress_statistics=True, module=made, **options
         )
         made.weight = dense.to(weight.device)  # quantizes it
         return made

@@ -34,6 +34,20 @@ def note(figures: Row, changed: Collection[str], names: Iterable[str]) -> list[s
     ]
 
 
+def page(
+    title: str, name: str, figures: Row, changed: Collection[str], parts: Iterable[str]
+) -> str:
+    """A page of one mode, whose figures have its name."""
+    flag = "" if name == "bench" else f" --{name}"
+    older = [] if name == "bench" else note(figures, changed, [name])
+    return "\n\n".join([
+        f"# {title}",
+        "Made by `bench/readme_table.py` from [figures.json](figures.json); "
+        f"`./dev bench{flag}` measures.",
+        *older, *parts,
+    ]) + "\n"  # fmt: skip
+
+
 def versions(peers: Mapping[str, Row], texts: Mapping[str, str]) -> list[str]:
     """A sentence of what the peers are; and one for each that is missing."""
     there = {name: each["version"] for name, each in peers.items() if "version" in each}
@@ -293,11 +307,7 @@ def int4(figures: Row, changed: Collection[str] = ()) -> str:
     """docs/bench/int4.md."""
     found = figures["int4"]
     described = found["peers"]
-    return "\n\n".join([
-        "# Integer weights",
-        "Made by `bench/readme_table.py` from [figures.json](figures.json); "
-        "`./dev bench --int4` measures.",
-        *note(figures, changed, ["int4"]),
+    return page("Integer weights", "int4", figures, changed, [
         f"Measured on one {found['device']} on {found['date']} as [NF4](README.md): 4-bit integers "
         "in groups of 128 columns, AWQ with zero points, the others symmetric, scales of the dtype "
         "of x. Ours is GPTQ's layout. The other layouts, act order (g_idx at random; reordered: "
@@ -321,7 +331,7 @@ def int4(figures: Row, changed: Collection[str] = ()) -> str:
         tables.worst_errors(found["errors"]).markdown(),
         "## Kernels and spreads",
         tables.MATMUL_SPREADS.markdown(found["rows"]),
-    ]) + "\n"  # fmt: skip
+    ])  # fmt: skip
 
 
 # ---- The pages --------------------------------------------------------------------------
@@ -334,10 +344,7 @@ def document(figures: Row, changed: Collection[str] = ()) -> str:
         return note(figures, changed, [name])
 
     bench = figures["bench"]
-    parts = [
-        "# The bench, in full",
-        "Made by `bench/readme_table.py` from [figures.json](figures.json); "
-        "`./dev bench` measures.",
+    return page("The bench, in full", "bench", figures, changed, [
         method(bench),
         *(f"![{text}]({name}.svg)" for name, text in PLOTS.items()),
         "## Dequantize and quantize",
@@ -358,8 +365,7 @@ def document(figures: Row, changed: Collection[str] = ()) -> str:
         tables.SPREADS.markdown(bench["rows"]),
         *(_matmul_document(figures["matmul"], older("matmul")) if "matmul" in figures else []),
         *(_models_document(figures["models"], older("models")) if "models" in figures else []),
-    ]
-    return "\n\n".join(parts) + "\n"
+    ])  # fmt: skip
 
 
 def sweeps(figures: Row, changed: Collection[str] = ()) -> str:

@@ -1,4 +1,4 @@
-"""The plots, as PNG and SVG files that say which figures they are of.
+"""The plots, as SVG files that say which figures they are of.
 
 Each carries a digest of the figures and of this code in its metadata, by which a test knows whether
 it is up to date: bytes differ between versions of matplotlib.
@@ -17,7 +17,6 @@ from nf4bench import experts_cases
 from nf4bench.table import Row, grouped, shape
 from nf4bench.tables import NAMES
 
-FORMATS = ("svg", "png")
 STYLE = {
     "svg.hashsalt": "libnf4", "svg.fonttype": "none", "font.family": "DejaVu Sans",
     "font.size": 10, "axes.titlesize": 10, "figure.titlesize": 11,
@@ -178,16 +177,15 @@ def _by_stack(experts: Row) -> dict[str, list[Row]]:
 
 def time_by_tokens(panels: Sequence[Any], experts: Row) -> None:
     """Log-log, a panel for each work of each model: ours and the peers."""
-    by_stack = _by_stack(experts)
-    for axes, (title, rows) in zip(panels, by_stack.items(), strict=True):
-        axes.plot([row["tokens"] for row in rows], [row["us"] for row in rows], "o-",
-                  color=COLOURS["plain"], label="libnf4", linewidth=1, markersize=4)  # fmt: skip
+    for axes, (title, rows) in zip(panels, _by_stack(experts).items(), strict=True):
+        ours = [(row["tokens"], row["us"]) for row in rows]
+        lines = [("libnf4", COLOURS["plain"], "o-", ours)]
         for name, colour in EXPERTS.items():
             some = [row for row in rows if name in row["peers"]]
-            x, y = [row["tokens"] for row in some], [row["peers"][name]["us"] for row in some]
-            if some:
-                label = "unquantized (grouped_mm)" if name == experts_cases.DENSE else name
-                axes.plot(x, y, ".-", color=colour, label=label, linewidth=1, markersize=4)
+            points = [(row["tokens"], row["peers"][name]["us"]) for row in some]
+            label = "unquantized (grouped_mm)" if name == experts_cases.DENSE else name
+            lines.append((label, colour, ".-", points))
+        _draw(axes, lines)
         _logarithmic(axes, "tokens", title)
 
 
@@ -247,7 +245,7 @@ def digest(figures: Row) -> str:
 
 
 def paths(folder: Path, name: str) -> list[Path]:
-    return [folder / f"{file}.{each}" for file in PLOTS[name] for each in FORMATS]
+    return [folder / f"{file}.svg" for file in PLOTS[name]]
 
 
 def stale(folder: Path, name: str, figures: Row) -> list[Path]:
@@ -263,15 +261,10 @@ def write(folder: Path, name: str, figures: Row) -> list[Path]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    label = digest(figures)
-    metadata = {
-        "svg": {"Date": None, "Creator": None, "Description": label},
-        "png": {"Software": None, "Description": label},
-    }
+    metadata = {"Date": None, "Creator": None, "Description": digest(figures)}
     with pyplot.rc_context(STYLE):
-        for file, plot in PLOTS[name].items():
+        for path, plot in zip(paths(folder, name), PLOTS[name].values(), strict=True):
             figure = _drawn(pyplot, plot, figures)
-            for each in FORMATS:
-                figure.savefig(folder / f"{file}.{each}", dpi=160, metadata=metadata[each])
+            figure.savefig(path, metadata=metadata)
             pyplot.close(figure)
     return paths(folder, name)

@@ -21,6 +21,21 @@ def optional(name: str, what: str | Cell) -> Cell:
     return lambda row: made(row[name]) if row.get(name) else NOTHING
 
 
+def form(name: str, what: str | Cell, kept: str = "forms") -> Cell:
+    """The cell of one of a row's forms, or of its peers."""
+    made = optional(name, what)
+    return lambda row: made(row[kept])
+
+
+def over(row: Row, name: str, *others: str) -> float:
+    """The time of a form over the least of the others'."""
+    return row["forms"][name]["us"] / min(row["forms"][each]["us"] for each in others)
+
+
+def error(row: Row) -> str:
+    return f"{row['error']:.1e}"
+
+
 def shape(row: Row) -> str:
     return "×".join(map(str, row["shape"]))
 
@@ -50,6 +65,14 @@ class Table:
             for column in self.columns
             if (made := column.cell(row)) not in ("", NOTHING)
         )
+
+    def told(self, rows: Iterable[Any], report: Callable[[str], None]) -> list[Any]:
+        """All rows, each of which is reported as it comes."""
+        found = []
+        for row in rows:
+            found.append(row)
+            report(self.line(row))
+        return found
 
     def markdown(self, rows: Iterable[Any]) -> str:
         head = [column.title for column in self.columns]

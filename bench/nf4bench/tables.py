@@ -14,6 +14,7 @@ from nf4bench.table import (
     Row,
     Table,
     cell,
+    form,
     grouped,
     number,
     optional,
@@ -339,22 +340,16 @@ def _milliseconds(us: float) -> str:
 
 
 def _form_time(name: str) -> Cell:
-    def made(row: Row) -> str:
-        each = row["forms"].get(name)
-        if each is None:
-            return "failed" if name in row["failed"] else NOTHING
+    def timed(each: Row) -> str:
         ratio = f" ({each['ratio']:.2f}x)" if "ratio" in each else ""
         return _milliseconds(each["us"]) + ratio
 
-    return made
+    made = form(name, timed)
+    return lambda row: "failed" if name in row["failed"] else made(row)
 
 
-def _form_memory(name: str) -> Cell:
-    def made(row: Row) -> str:
-        each = row["forms"].get(name)
-        return f"{each['weights'] / 1e9:.2f} + {each['step'] / 1e9:.2f}" if each else NOTHING
-
-    return made
+def _memory_of(each: Row) -> str:
+    return f"{each['weights'] / 1e9:.2f} + {each['step'] / 1e9:.2f}"
 
 
 _MODEL = [text("work", work), text("model", layers), text("launched", launched)]
@@ -364,7 +359,7 @@ MODELS = Table(
 )  # fmt: skip
 _MEMORY = Table(
     text("work", _compiled_work), _MODEL[1],
-    *(number(f"{name} GB", _form_memory(name)) for name in ("libnf4", *PEERS)),
+    *(number(f"{name} GB", form(name, _memory_of)) for name in ("libnf4", *PEERS)),
 )  # fmt: skip
 _SPREADS = Table(
     *_MODEL, text("form", "{form}"), number("ms", "{ms}"), number("deciles", "{spread}"),

@@ -17,8 +17,8 @@ from nf4bench import (
     models_forms,
     models_steps,
     training_model,
+    training_pages,
     training_products,
-    training_tables,
 )
 from nf4bench.measure import Timing, in_turns, queued, summary, taken
 from nf4bench.models_llama import DTYPE
@@ -207,15 +207,12 @@ def run(bench: Bench, peers: Mapping[str, Any], groups: Iterable[Group], report:
     for group in groups:
         made = row(bench, group, models, tokens, profiled=group == groups[0])
         figures["rows"].append(made)
-        for table in (training_tables.STEPS, training_tables.HOST, training_tables.MEMORY):
+        for table in (training_pages.STEPS, training_pages.HOST, training_pages.MEMORY):
             report(table.line(made))
         bench.gpu.release()
-    figures["layer"] = layer(bench, models)
-    for each in figures["layer"]:
-        report(training_tables.LAYER.line(each))
-    figures["convergence"] = convergence.rows() if "bitsandbytes" in present(peers) else []
-    for each in figures["convergence"]:
-        report(training_tables.CONVERGENCE.line(each))
-    for title, table in training_tables.profiles(figures["rows"]):
+    figures["layer"] = training_pages.LAYER.told(layer(bench, models), report)
+    losses = convergence.rows() if "bitsandbytes" in present(peers) else []
+    figures["convergence"] = training_pages.CONVERGENCE.told(losses, report)
+    for title, table in training_pages.profiles(figures["rows"]):
         report("\n".join([title, *table.lines()]))
     return figures

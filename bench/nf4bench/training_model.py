@@ -3,7 +3,7 @@ form: what load_in_4bit, get_peft_model and a training loop make of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -15,6 +15,7 @@ from nf4bench.models_cases import Size
 from nf4bench.models_llama import DTYPE, Linears, random_weight
 from nf4bench.training_cases import ALPHA, RANK, Group
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -26,13 +27,10 @@ def _config(size: Size) -> Any:
     import transformers
 
     return transformers.LlamaConfig(
-        hidden_size=size.hidden,
-        num_attention_heads=size.heads,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        vocab_size=size.vocabulary,
-        use_cache=False,
-    )
+        hidden_size=size.hidden, num_attention_heads=size.heads,
+        intermediate_size=size.intermediate, num_hidden_layers=size.layers,
+        vocab_size=size.vocabulary, use_cache=False,
+    )  # fmt: skip
 
 
 def ends(size: Size, place: str) -> tuple[Tensor, Tensor]:
@@ -40,37 +38,38 @@ def ends(size: Size, place: str) -> tuple[Tensor, Tensor]:
     return tuple(random_weight(size.vocabulary, size.hidden, place) for _ in range(2))
 
 
-def _filled(model: nn.Module, layers: list[Linears], shared: tuple[Tensor, Tensor]) -> None:
-    """Gives a model on meta its layers, embedding, head, and norms of ones."""
-    place = shared[0].device
-    for layer, linears in zip(model.model.layers, layers, strict=True):
-        for name, linear in linears.items():
-            setattr(layer.mlp if hasattr(layer.mlp, name) else layer.self_attn, name, linear)
-    model.model.embed_tokens.weight = nn.Parameter(shared[0], requires_grad=False)
-    model.lm_head.weight = nn.Parameter(shared[1], requires_grad=False)
-    for module in model.modules():
-        if type(module).__name__ == "LlamaRMSNorm":
-            module.weight = nn.Parameter(torch.ones_like(module.weight, device=place))
-    with place:
-        model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-
-
 def adapted(
-    form: str, size: Size, layers: list[Linears], shared: tuple[Tensor, Tensor]
-) -> nn.Module:
-    """A model of PEFT's."""
+    kind: Any, config: Any, linear_of: Callable[[int, str, nn.Linear], nn.Module], is_4bit: bool,
+    place: str, shared: tuple[Tensor, Tensor] | None = None,
+) -> nn.Module:  # fmt: skip
+    """PEFT's model of a class of transformers'. linear_of makes a projection of the layer, the
+    name and the linear on meta. shared: embedding and head. What else has a weight is ones."""
     import peft
-    import transformers
 
     with torch.device("meta"):
-        model = transformers.LlamaForCausalLM._from_config(_config(size), dtype=DTYPE)
-    _filled(model, layers, shared)
-    model.is_loaded_in_4bit = form in ("bitsandbytes", models_forms.DROP_IN)
-    names = list(size.linears())
-    config = peft.LoraConfig(
-        r=RANK, lora_alpha=ALPHA, target_modules=names, lora_dropout=0.0, task_type="CAUSAL_LM"
+        model = kind._from_config(config, dtype=DTYPE)
+    decoder = getattr(model, "model", model)
+    for at, layer in enumerate(decoder.layers):
+        for parent in (layer.self_attn, layer.mlp):
+            for name in PROJECTIONS:
+                if hasattr(parent, name):
+                    setattr(parent, name, linear_of(at, name, getattr(parent, name)))
+    if shared is not None:
+        decoder.embed_tokens.weight, model.lm_head.weight = (
+            nn.Parameter(each, requires_grad=False) for each in shared
+        )
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.is_meta:
+            module.weight = nn.Parameter(torch.ones_like(weight, device=place), requires_grad=False)
+    with torch.device(place):
+        decoder.rotary_emb = type(decoder.rotary_emb)(config)
+    model.is_loaded_in_4bit = is_4bit
+    task = {} if shared is None else {"task_type": "CAUSAL_LM"}
+    lora = peft.LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=list(PROJECTIONS), lora_dropout=0.0, **task
     )
-    return peft.get_peft_model(model, config).train()
+    return peft.get_peft_model(model, lora).train()
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -108,8 +107,14 @@ def models(
     size: Size, layers: Mapping[str, list[Linears]], shared: tuple[Tensor, Tensor]
 ) -> dict[str, nn.Module]:
     """By form."""
+    import transformers
+
     made = {}
     for form, each in layers.items():
         with models_forms.kernels_of(form):
-            made[form] = adapted(form, size, each, shared)
+            made[form] = adapted(
+                transformers.LlamaForCausalLM, _config(size),
+                lambda at, name, _, of=each: of[at][name],
+                form in ("bitsandbytes", models_forms.DROP_IN), shared[0].device.type, shared,
+            )  # fmt: skip
     return made

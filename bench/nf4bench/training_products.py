@@ -26,7 +26,7 @@ from nf4bench.options import Shape
 from nf4bench.product import MOST_PEER_ERROR, require
 from nf4bench.rows import Bench, Report
 from nf4bench.training_cases import ALPHA, RANK
-from nf4bench.training_tables import PRODUCTS
+from nf4bench.training_pages import PRODUCTS
 from nf4bench.weights import DTYPES, Weight
 
 DTYPE = "bf16"
@@ -151,8 +151,7 @@ def rows(
         weights = bench.rotation(weight_case(shape, DTYPE))
         for m in ms:
             operands = [Operands(weight, m) for weight in weights]
-            for work in WORKS:
-                made.append(_row(bench, work, operands, bitsandbytes))
-                report(PRODUCTS.line(made[-1]))
+            of = (_row(bench, work, operands, bitsandbytes) for work in WORKS)
+            made += PRODUCTS.told(of, report)
         bench.gpu.release()
     return made

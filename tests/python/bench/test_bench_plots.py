@@ -145,15 +145,12 @@ def test_plots_are_written_alike_and_stale_for_other_figures(
     assert plots.write(tmp_path, name, made) == wanted and plots.stale(tmp_path, name, made) == []
     first = {path: path.read_bytes() for path in wanted}
     for path in wanted:
-        if path.suffix == ".svg":
-            assert ElementTree.parse(path).getroot().tag.endswith("svg")
-        else:
-            assert pyplot.imread(path).std() > 0.01
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
     plots.write(tmp_path, name, made)
     assert first == {path: path.read_bytes() for path in wanted}
     assert plots.stale(tmp_path, name, made | {"torch": "3"}) == wanted
-    wanted[1].unlink()
-    assert plots.stale(tmp_path, name, made) == wanted[1:2]
+    wanted[0].unlink()
+    assert plots.stale(tmp_path, name, made) == wanted[:1]
 
 
 def test_everything_shown_is_made_from_the_figures_and_checked(
@@ -174,7 +171,7 @@ def test_everything_shown_is_made_from_the_figures_and_checked(
     stamped = {"bench": BENCH, "challenge": figures("challenge"), "call": figures("call")}
     (folder / "figures.json").write_text(json.dumps(stamped))
     status, said = make("--check")
-    assert status == 1 and said.count("not made from figures.json") == 3 + 6
+    assert status == 1 and said.count("not made from figures.json") == 2 + 3
     for name in ("matmul", "matmul-sweep", "models", "sweep"):
         assert f"there are no figures of {name}, which is left out" in said
     assert make()[0] == 0 and make("--check")[0] == 0
