@@ -1,4 +1,4 @@
-"""The tables of experts. Needs only Python."""
+"""Makes the tables of experts. It needs only Python."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def _error(row: Row) -> str:
 
 
 DETAILS = Table(
-    *_IDENTITY, number("active experts", "{active:.0f}"), number("MB of them", _megabytes),
-    number("GB/s", "{gb_per_s:.0f}"), _SPREAD, number("error", _error),
+    *_IDENTITY, number("active experts", "{active:.0f}"),
+    number("MB of active experts", _megabytes), number("GB/s", "{gb_per_s:.0f}"), _SPREAD,
+    number("error", _error),
 )  # fmt: skip
 CALLS = Table(
     text("call", "{name}"), number("µs", "{us:.2f}"), number("over grouped_mm", "{ratio:.2f}x"),

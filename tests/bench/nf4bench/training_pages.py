@@ -1,4 +1,5 @@
-"""docs/bench/training.md: QLoRA steps, made from docs/bench/figures.json. Needs only Python."""
+"""Makes docs/bench/training.md, on QLoRA steps, from docs/bench/figures.json. It needs only
+Python."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from nf4bench.table import Row
 def _profiles(figures: Row) -> list[str]:
     parts = []
     for title, table in training_tables.profiles(figures["rows"]):
-        parts += [f"### {title[0].upper()}{title[1:]}", table.markdown()]
+        parts += [f"### {title}", table.markdown()]
     return parts
 
 
@@ -20,10 +21,12 @@ def _convergence(found: Row) -> list[str]:
         return []
     return [
         "## Convergence",
-        "Losses of the model of examples/python/qlora.py beside those of PEFT over bitsandbytes' "
-        "own kernels, from the same seed; from fp32's: of a mean of 10 from bitsandbytes' in fp32, "
-        "and bitsandbytes' own in bf16. dense is PEFT over the dequantized weights, which of so "
-        "many rows is what bitsandbytes multiplies, too.",
+        "The table compares the losses of the model of examples/python/qlora.py with those of PEFT "
+        "over bitsandbytes' own kernels, from the same seed. The columns have the largest "
+        "difference from bitsandbytes in one loss and in a mean of 10; the largest difference of a "
+        "mean of 10 from bitsandbytes in fp32, and the same for bitsandbytes itself in bf16; and "
+        "the last mean of both. Dense is PEFT over the dequantized weights. With this many rows, "
+        "bitsandbytes multiplies dequantized weights as well.",
         training_tables.CONVERGENCE.markdown(found["convergence"]),
     ]
 
@@ -34,34 +37,37 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
     versions = found["versions"]
     return "\n\n".join([
         "# QLoRA steps",
-        "Made by `tests/bench/readme_table.py` from [figures.json](figures.json); "
-        "`./dev bench --training` measures.",
+        "`tests/bench/readme_table.py` makes this page from [figures.json](figures.json); "
+        "`./dev bench --training` measures the figures.",
         *pages.note(figures, changed, ["training"]),
-        f"Measured on one {found['device']} on {found['date']}: LLaMA-7B's shape with "
-        f"{training_cases.SIZE.layers} layers, {batch}×{tokens} tokens, in transformers "
-        f"{versions['transformers']} with PEFT {versions['peft']}, adapters of rank "
-        f"{training_cases.RANK} on all seven projections, AdamW (fused) on the adapters; eager, in "
-        "turns, the adapters' gradients compared first. libnf4 is NF4Linear; the drop-in is "
-        "bitsandbytes' Linear4bit on libnf4's kernels; dense is PEFT over bf16 weights.",
+        f"The figures were measured on one {found['device']} on {found['date']}. The model has "
+        f"LLaMA-7B's shape with {training_cases.SIZE.layers} layers and gets {batch}×{tokens} "
+        f"tokens, in transformers {versions['transformers']} with PEFT {versions['peft']}, with "
+        f"adapters of rank {training_cases.RANK} on all seven projections and AdamW (fused) on the "
+        "adapters. The forms run eagerly and alternate, after the adapters' gradients were "
+        "compared. libnf4 is NF4Linear; the drop-in is bitsandbytes' Linear4bit on libnf4's "
+        "kernels; dense is PEFT over bf16 weights.",
         "## Times",
-        "In parentheses: over bitsandbytes, over dense.",
+        "The ratios to bitsandbytes and to dense are in parentheses.",
         training_tables.STEPS.markdown(found["rows"]),
-        "Until the host has enqueued a step:",
+        "The host needs this time to enqueue a step:",
         training_tables.HOST.markdown(found["rows"]),
         "## Memory of a step",
-        "The most beside weights, adapters and AdamW's state.",
+        "The table has the most memory that a step takes in addition to weights, adapters and "
+        "AdamW's state.",
         training_tables.MEMORY.markdown(found["rows"]),
         "## The host overhead of one layer",
-        "Forward and backward of one row of x through a layer with an adapter, nothing waited for; "
-        "over a torch.nn.Linear that is trained.",
+        "The table has forward and backward of one row of x through a layer with an adapter, for "
+        "calls that are not waited for, and the ratio to a torch.nn.Linear that is trained.",
         training_tables.LAYER.markdown(found["layer"]),
         *_convergence(found),
         "## Single products",
-        "CUDA-graph replays in turns, weights rotating past the L2 cache, bf16 nested; adapters of "
-        f"rank {training_cases.RANK}. The gradient is dX = dY W; adapted is y = x W^T + s (x A^T) "
-        "B^T; its backward pass is dX, dA and dB. In parentheses the time over libnf4's.",
+        "The times are CUDA-graph replays that alternate, with weights that rotate past the L2 "
+        f"cache, in bf16, nested, with adapters of rank {training_cases.RANK}. The gradient is "
+        "dX = dY W; adapted is y = x W^T + s (x A^T) B^T; its backward pass is dX, dA and dB. The "
+        "ratio to libnf4's time is in parentheses.",
         training_tables.PRODUCTS.markdown(found["products"]),
         "## What fills a step",
-        "Of the first step above.",
+        "The profiles are those of the first step above.",
         *_profiles(found),
     ]) + "\n"  # fmt: skip

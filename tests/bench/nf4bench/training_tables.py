@@ -1,4 +1,4 @@
-"""The tables of a QLoRA step: times, memory, and what fills it. Needs only Python."""
+"""Makes the tables of a QLoRA step: times, memory, and what fills it. It needs only Python."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STEP = [
     text("adapters", "{adapters}"),
     text("checkpointing", lambda row: "yes" if row["checkpointing"] else "no"),
 ]
-# In parentheses over bitsandbytes', and over dense's.
+# The ratios to bitsandbytes and to dense are in parentheses.
 STEPS = Table(*_STEP, *(number(f"{name} ms", _form(name)) for name in FORMS))
 HOST = Table(*_STEP, *_of_each("host ms", "host_us", 1e3, 1))
 MEMORY = Table(*_STEP, *_of_each("GB", "step_bytes", 1e9, 2))
@@ -52,16 +52,16 @@ LAYER = Table(
 CONVERGENCE = Table(
     text("layer", "{form}"), text("computes in", "{dtype}"), number("steps", "{steps}"),
     number("largest difference of a loss", "{largest:.1e}"),
-    number("of a mean of 10", "{largest_mean:.1e}"),
-    number("from fp32's", optional("from_fp32", "{:.1e}".format)),
-    number("bitsandbytes' from them", optional("bitsandbytes_from_fp32", "{:.1e}".format)),
+    number("largest difference of a mean of 10", "{largest_mean:.1e}"),
+    number("same from bitsandbytes in fp32", optional("from_fp32", "{:.1e}".format)),
+    number("bitsandbytes' own from fp32", optional("bitsandbytes_from_fp32", "{:.1e}".format)),
     number("last mean", "{last:.4f}"),
-    number("bitsandbytes'", "{last_bitsandbytes:.4f}"),
+    number("bitsandbytes' last mean", "{last_bitsandbytes:.4f}"),
 )  # fmt: skip
 
 
 def _others(row: Row) -> str:
-    """What was timed beside libnf4, and its time over ours."""
+    """Returns the forms that were timed beside libnf4, with the ratios to its time."""
     ours = row["forms"]["libnf4"]["us"]
     return ", ".join(
         f"{name} {each['us']:.1f} ({each['us'] / ours:.2f}x)"
@@ -73,7 +73,7 @@ def _others(row: Row) -> str:
 PRODUCTS = Table(
     text("work", "{work}"), text("shape", lambda row: "×".join(map(str, row["shape"]))),
     number("rows", "{m}"), number("libnf4 µs", lambda row: f"{row['forms']['libnf4']['us']:.1f}"),
-    text("beside it, µs", _others),
+    text("others, µs (ratio)", _others),
 )  # fmt: skip
 _PROFILE = Table(text("name", "{name}"), number("ms", "{ms:.2f}"), number("calls", "{calls}"))
 
@@ -83,14 +83,14 @@ def _largest(found: Iterable[list]) -> list[dict]:
 
 
 def profiles(rows: Iterable[Row]) -> list[tuple[str, Filled]]:
-    """Of each form of the first step: a title, and a table of the GPU's or the host's time."""
+    """Returns titles and tables of the GPU's and the host's time for each form of a step."""
     found = []
     for row in rows:
         for name, form in row["forms"].items():
             if "profile" not in form:
                 continue
             made = form["profile"]
-            gpu = f"{name}: {made['gpu_ms']} ms of the GPU in {made['launches']} launches"
+            gpu = f"GPU time of {name}: {made['gpu_ms']} ms in {made['launches']} launches"
             found.append((gpu, Filled(_PROFILE, _largest(made["kernels"]))))
-            found.append((f"{name}: the host", Filled(_PROFILE, _largest(made["operators"]))))
+            found.append((f"Host time of {name}", Filled(_PROFILE, _largest(made["operators"]))))
     return found
