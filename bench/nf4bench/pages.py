@@ -9,11 +9,7 @@ from nf4bench import matmul_cases, models_cases, tables
 from nf4bench.table import Row, Table, grouped, number, shape, text
 
 PEERS = ("bitsandbytes", "unsloth", "triton", "torch")
-PLOTS = {
-    "speedup": "Speed-up over each peer, by shape",
-    "of_roofline": "Percent of the bandwidth roofline, by size of the output",
-    "roofline": "GB/s by bytes moved, between the rooflines",
-}
+SPEEDUP_PLOT = "Speed-up over each peer, by shape"
 MATMUL_PLOT = "Matmul: microseconds by rows of x, for each weight"
 WORK = {
     "bench": "dequantize and quantize", "challenge": "Unsloth's puzzle", "call": "a call",
@@ -354,7 +350,7 @@ def document(figures: Row, changed: Collection[str] = ()) -> str:
     bench = figures["bench"]
     return page("The bench, in full", "bench", figures, changed, [
         method(bench),
-        *(f"![{text}]({name}.svg)" for name, text in PLOTS.items()),
+        f"![{SPEEDUP_PLOT}](speedup.svg)",
         "## Dequantize and quantize",
         *older("bench"),
         tables.rows(bench["peers"], PEERS).markdown(tables.cases(bench["rows"])),

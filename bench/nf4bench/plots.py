@@ -7,7 +7,6 @@ it is up to date: bytes differ between versions of matplotlib.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ STYLE = {
     "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3,
     "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
 }  # fmt: skip
-MARKERS = {"bf16": "o", "fp16": "s", "fp32": "^"}
 COLOURS = {"plain": "#0072b2", "pdl": "#d55e00"}
 # With programmatic dependent launch a kernel starts while the one before it ends.
 LAUNCHES = {"plain": "", "pdl": ", early start (PDL)"}
@@ -33,10 +31,6 @@ LABELS = NAMES | {
     "tinygemm": "torch's int4 matmul",
 }
 WIDTH, HEIGHT = 5, 3.4  # inches of a panel: so narrow that a telephone shows letters of 11 pixels
-ROOFLINES = {
-    "roofline": ("limit: the same bytes", "#333333"), "read": ("limit: reads alone", "#009e73"),
-    "write": ("limit: writes alone", "#cc79a7"),
-}  # fmt: skip
 PEERS = {
     "bitsandbytes": "#cc79a7", "dense": "#009e73", "humming": "#56b4e9", "tinygemm": "#e69f00",
 }  # fmt: skip
@@ -50,29 +44,20 @@ DARK = "#333333"
 # ---- Dequantize and quantize ------------------------------------------------------------
 
 
-def _usual(bench: Row, **wanted: Any) -> list[Row]:
-    """Dequantize as most have it: NF4, nested, blocks of 64, aligned, even."""
-    wanted |= {
+def _usual(bench: Row) -> list[Row]:
+    """Dequantize as most have it: bf16, NF4, nested, blocks of 64, aligned, even, no PDL."""
+    wanted = {
         "work": "dequantize", "nested": True, "blocksize": 64, "format": "nf4",
-        "placement": "aligned",
+        "placement": "aligned", "dtype": "bf16", "launch": "plain",
     }  # fmt: skip
     even = (row for row in bench["rows"] if row["shape"][1] % 64 == 0)
     return [row for row in even if wanted.items() <= row.items()]
 
 
-def _area(row: Row) -> int:
-    return row["shape"][0] * row["shape"][1]
-
-
-def _points(axes: Any, x: Iterable, y: Iterable, dtype: str, launch: str, label: str) -> None:
-    fill = "none" if dtype == "fp16" else "full"
-    axes.plot(x, y, MARKERS[dtype], color=COLOURS[launch], label=label, fillstyle=fill)
-
-
 def speedup(axes: Any, bench: Row) -> None:
-    """Bars: each peer's time over ours, bf16, launched plainly, by shape."""
-    rows = [row for row in _usual(bench, dtype="bf16", launch="plain") if row["peers"]]
-    rows.sort(key=_area)
+    """Bars: each peer's time over ours, by shape."""
+    rows = [row for row in _usual(bench) if row["peers"]]
+    rows.sort(key=lambda row: row["shape"][0] * row["shape"][1])
     # torch's own operators are so much slower that nothing else could be seen beside them.
     shown = [name for name in bench["peers"] if name != "torch"]
     names = [name for name in shown if any(name in row["peers"] for row in rows)]
@@ -84,34 +69,6 @@ def speedup(axes: Any, bench: Row) -> None:
     axes.axhline(1, color=DARK, linewidth=1)
     axes.set_xticks(range(len(rows)), [shape(row) for row in rows], rotation=45)
     axes.set(ylabel="time over libnf4's (1: as fast)", xlabel="weight")
-
-
-def of_roofline(axes: Any, bench: Row) -> None:
-    """Points: percent of the bandwidth roofline by megabytes of output."""
-    for launch, dtype in itertools.product(COLOURS, MARKERS):
-        rows = _usual(bench, dtype=dtype, launch=launch)
-        x = [_area(row) * (4 if dtype == "fp32" else 2) / 1e6 for row in rows]
-        y = [100 * row["of_roofline"] for row in rows]
-        if rows:
-            _points(axes, x, y, dtype, launch, f"{dtype}{LAUNCHES[launch]}")
-    axes.axhline(100, color=DARK, linewidth=1)
-    axes.set(xscale="log", xlabel="output, MB", ylabel="% of the limit (higher is better)")
-
-
-def roofline(axes: Any, bench: Row) -> None:
-    """GB/s by megabytes moved, between the rooflines, each of which has its own bytes."""
-    rows = _usual(bench, launch="plain")
-    for bound, (label, colour) in ROOFLINES.items():
-        found = [{"bytes": row["bytes"], **row[bound]} for row in rows if row.get(bound)]
-        points = sorted({(each["bytes"] / 1e6, each["bytes"] / each["us"] / 1e3) for each in found})
-        x, y = zip(*points, strict=True) if points else ((), ())
-        axes.plot(x, y, color=colour, linewidth=1, label=label)
-    for dtype in MARKERS:
-        some = [row for row in rows if row["dtype"] == dtype]
-        x, y = [row["bytes"] / 1e6 for row in some], [row["gb_per_s"] for row in some]
-        _points(axes, x, y, dtype, "plain", f"libnf4, {dtype}")
-    axes.set(xscale="log", xlabel="bytes moved, MB", ylabel="GB/s (higher is better)")
-    axes.set_ylim(bottom=0)
 
 
 # ---- Matmul -----------------------------------------------------------------------------
@@ -198,13 +155,13 @@ class Plot(NamedTuple):
     panels: Callable | None = None
 
 
-DEQUANTIZE = "Dequantize NF4 (double quantization) on one {}:"
 # The plots, by the name of their figures.
 PLOTS: dict[str, dict[str, Plot]] = {
     "bench": {
-        "speedup": Plot(f"{DEQUANTIZE}\nhow much longer others take, to bf16", speedup),
-        "of_roofline": Plot(f"{DEQUANTIZE}\nspeed in % of moving the same bytes", of_roofline),
-        "roofline": Plot(f"{DEQUANTIZE}\nmemory speed", roofline),
+        "speedup": Plot(
+            "Dequantize NF4 (double quantization) on one {}:\nhow much longer others take, to bf16",
+            speedup,
+        ),
     },
     "matmul": {
         "matmul": Plot("Time of a matmul with a 4-bit weight, one {}", overview),
