@@ -1,9 +1,9 @@
-"""README's bench section and the pages and plots of docs/bench, made from docs/bench/figures.json.
+"""Makes README's bench section and the pages and plots of docs/bench from docs/bench/figures.json.
 
     python bench/readme_table.py [--check]
 
-With --check, only says what is not up to date. Making the plots needs matplotlib. What there are
-no figures of is left out, and named. Of figures whose code has changed since, the pages say so.
+With --check, it only says what is not up to date. The plots need matplotlib. Parts without figures
+are left out and named. The pages mark figures whose code has changed since.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load() -> dict:
 
 
 def texts(figures: dict) -> dict[Path, str]:
-    """What each file should say."""
+    """Returns the text of each file."""
     changed = sources.changed(figures)
     section = pages.readme(figures, changed)
     made = {README: with_section(README.read_text(), "bench", section)}
@@ -48,7 +48,7 @@ def texts(figures: dict) -> dict[Path, str]:
 
 
 def stale(figures: dict) -> list[Path]:
-    """The files that are missing or of other figures."""
+    """Returns the files that are missing or were made from other figures."""
     made = texts(figures)
     found = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
     for name in plots.PLOTS.keys() & figures.keys():

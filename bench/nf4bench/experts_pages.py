@@ -1,4 +1,5 @@
-"""docs/bench/experts.md and its tables: mixture of experts. Needs only Python."""
+"""Makes docs/bench/experts.md, on mixture of experts, from docs/bench/figures.json. It needs only
+Python."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ ROWS = Table(
 )  # fmt: skip
 DETAILS = Table(
     *_IDENTITY, number("active experts", "{active:.0f}"),
-    number("MB of them", lambda row: f"{row['bytes'] / 1e6:.1f}"),
+    number("MB of active experts", lambda row: f"{row['bytes'] / 1e6:.1f}"),
     number("GB/s", "{gb_per_s:.0f}"), _SPREAD, number("error", error),
 )  # fmt: skip
 CALLS = Table(
@@ -48,13 +49,13 @@ def _models(found: Row) -> str:
 def _decode(decode: Row) -> list[str]:
     return [
         "## A token of a model",
-        f"{decode['model']}'s shape in transformers {decode['transformers']} with "
-        f"{decode['layers']} layers and a vocabulary of {decode['vocabulary']}, batch 1, at the "
-        f"end of a context of {decode['context']}: torch.compile, from a CUDA graph, "
-        f"another token in each launch. libnf4 is `quantize_model(experts=True)`; dense has the "
-        f"same numbers in bf16, multiplied by either of transformers' implementations. The "
-        f"error is that of the logits beside the first dense form's: a rounding can turn a choice "
-        f"of experts.",
+        f"The model has {decode['model']}'s shape in transformers {decode['transformers']}, with "
+        f"{decode['layers']} layers and a vocabulary of {decode['vocabulary']}. It generates one "
+        f"token at batch 1 at the end of a context of {decode['context']}, with torch.compile and "
+        f"a CUDA graph, and each launch has another token. libnf4 is "
+        f"`quantize_model(experts=True)`. Dense has the same numbers in bf16, multiplied by either "
+        f"of transformers' implementations. The error is that of the logits relative to the first "
+        f"dense form; a rounding can change the choice of experts.",
         DECODE.markdown(decode["forms"]),
     ]
 
@@ -62,30 +63,31 @@ def _decode(decode: Row) -> list[str]:
 def page(figures: Row, changed: Collection[str] = ()) -> str:
     found = figures["experts"]
     return pages.page("Mixture of experts", "experts", figures, changed, [
-        f"Measured on one {found['device']} on {found['date']}: products of stacks of experts, "
-        f"bf16, NF4 with nested scales, in CUDA graphs in which {ROUTINGS} random routings take "
-        f"turns, after some rows were compared with float64. gate_up takes its rows of x by index, "
-        f"which no sorted copy of x precedes; the others get x sorted, whose copy is not in their "
-        f"time. down has x sorted for all; a layer is one after the other, without activation; the "
-        f"gradient is dX of each row of gate_up's dY. "
-        f"{_models(found)}.",
+        f"The figures were measured on one {found['device']} on {found['date']}. They are products "
+        f"of stacks of experts in bf16, NF4 with nested scales, in CUDA graphs that alternate "
+        f"between {ROUTINGS} random routings; some rows of the results were first compared with "
+        f"float64. In gate_up, libnf4 reads rows of x by index, without a sorted copy of x. The "
+        f"other libraries get a sorted x, and their time does not include the copy. In down, x is "
+        f"sorted for all. A layer is gate_up followed by down, without activation. The gradient is "
+        f"dX for each row of gate_up's dY. The models are: {_models(found)}.",
         *pages.versions(found["peers"], {
             DENSE: "dense is torch {}'s grouped_mm on bf16 weights",
             DEQUANTIZED: "dequantize + dense is bitsandbytes {}'s dequantize of each active "
-            "expert, which the host knows, and grouped_mm",
-            GROUPED_NF4: "grouped-nf4-gemm {} has flat scales, and its graph is of the "
-            "routings that it was captured with",
+            "expert, where the host knows which are active, and grouped_mm",
+            GROUPED_NF4: "grouped-nf4-gemm {} has flat scales, and its graph holds the "
+            "routings of the capture",
         }),
         f"![{PLOT}](experts.svg)",
         "## Products",
-        "In parentheses the time over libnf4's.",
+        "The ratio to libnf4's time is in parentheses.",
         ROWS.markdown(found["rows"]),
         *(_decode(found["decode"]) if "decode" in found else []),
         "## An eager call",
-        "Host overhead of one product of a small stack, nothing waited for.",
+        "The table has the host overhead of one product of a small stack, for calls that are not "
+        "waited for.",
         CALLS.markdown(found["call"]),
         "## Bytes, spreads and errors",
-        "What is read of the active experts, and how fast that is; ||y - exact|| / ||exact||, "
-        "exact in float64.",
+        "The table has the bytes that a product reads of the active experts, the bandwidth that "
+        "this is, and the error ||y - exact|| / ||exact|| with exact in float64.",
         DETAILS.markdown(found["rows"]),
     ])  # fmt: skip

@@ -65,29 +65,32 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
     batch, tokens = STEP.tokens
     versions = found["versions"]
     return pages.page("By family", "families", figures, changed, [
-        f"Measured on one {found['device']} on {found['date']}. The kernels of each family are "
-        f"compiled as machine code of this GPU, without the kernels for Hopper's own instructions, "
-        f"and have the shared memory that a CTA has on the GPUs of that family: "
+        f"The figures were measured on one {found['device']} on {found['date']}. The kernels of "
+        f"each family are compiled as machine code of this GPU, without the kernels for Hopper's "
+        f"own instructions, and have the shared memory that a CTA has on the GPUs of that family: "
         f"{'; '.join(f'{each}: {each.gpus}' for each in FAMILIES)}. "
-        f"What this cannot show: bitsandbytes and dense products have Hopper's cuBLAS here, which "
-        f"those GPUs have not, and their clocks, memory and tensor cores are others. So the ratios "
-        f"are what libnf4 promises, and the microseconds are not those of the GPUs named.",
-        "Eager calls in turns, host overhead included, inputs rotating past the L2 cache; y is "
-        f"compared with float64 first. bitsandbytes {versions['bitsandbytes']} is Linear4bit on "
-        f"its own kernels; the drop-in is the same layer served by libnf4; dequantize + dense is "
-        f"libnf4's dequantize and torch {found['torch']}'s linear. NF4 has nested scales, GPTQ "
-        f"groups of {GROUP_SIZE}. \"Better\" is the faster of bitsandbytes and dequantize + "
-        f"dense. NF4Linear is timed without the drop-in. Where the drop-in is registered, as it is "
-        f"by default, NF4Linear calls bitsandbytes' kernel where that is faster.",
+        f"This has limits: bitsandbytes and dense products use Hopper's cuBLAS here, which those "
+        f"GPUs do not have, and the clocks, the memory and the tensor cores of those GPUs are "
+        f"different. libnf4 therefore promises the ratios, and the microseconds are not those of "
+        f"the GPUs named.",
+        "The times are eager calls that alternate, host overhead included, with inputs that rotate "
+        f"past the L2 cache; y is compared with float64 first. bitsandbytes "
+        f"{versions['bitsandbytes']} is Linear4bit on its own kernels; the drop-in is the same "
+        f"layer served by libnf4; dequantize + dense is libnf4's dequantize and torch "
+        f"{found['torch']}'s linear. NF4 has nested scales, and GPTQ has groups of {GROUP_SIZE}. "
+        f"\"Better\" is the faster of bitsandbytes and dequantize + dense. NF4Linear is timed "
+        f"without the drop-in. Where the drop-in is registered, as it is by default, NF4Linear "
+        f"calls bitsandbytes' kernel where that is faster.",
         "## Products",
         *_products(found["products"]),
         "## QLoRA steps",
-        f"LLaMA-7B's shape with {STEP.size.layers} layers, {batch}×{tokens} tokens in bf16, in "
-        f"transformers {versions['transformers']} with PEFT {versions['peft']}, as on the page of "
-        "[QLoRA steps](training.md).",
+        f"The model has LLaMA-7B's shape with {STEP.size.layers} layers and gets {batch}×{tokens} "
+        f"tokens in bf16, in transformers {versions['transformers']} with PEFT "
+        f"{versions['peft']}, as on the page of [QLoRA steps](training.md).",
         STEPS.markdown(found["steps"]),
         "## Experts",
-        "The gate and up projections of a layer, bf16, in eager calls: `nf4.torch.linear_grouped` "
-        "beside dequantizing all experts for torch's grouped_mm.",
+        "The product is the gate and up projections of a layer in bf16, in eager calls. The table "
+        "compares `nf4.torch.linear_grouped` with dequantizing all experts for torch's "
+        "grouped_mm.",
         EXPERTS.markdown(found["experts"]),
     ])  # fmt: skip

@@ -1,5 +1,5 @@
-"""What the repository shows of docs/bench/figures.json: README's section, docs/bench/README.md and
-docs/bench/sweeps.md. Needs nothing but Python; the plots beside them need matplotlib."""
+"""Makes README's section of figures, docs/bench/README.md, int4.md and sweeps.md from
+docs/bench/figures.json. It needs only Python; the plots beside the pages need matplotlib."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SHOWN, SWEEPS = tuple(WORK)[:9], {"sweep", "matmul-sweep"}
 
 
 def note(figures: Row, changed: Collection[str], names: Iterable[str]) -> list[str]:
-    """A paragraph that says which of these figures are of older code; none where none is."""
+    """Returns a paragraph for each commit whose figures are from older code, if there are any."""
     older = grouped((n for n in names if n in changed), lambda name: figures[name]["commit"])
     return [
-        f"The figures of {', '.join(WORK[name] for name in of)} are of commit {commit}; their code "
-        "has changed since."
+        f"The figures of {', '.join(WORK[name] for name in of)} are from commit {commit}; their "
+        "code has changed since."
         for commit, of in older.items()
     ]
 
@@ -33,19 +33,19 @@ def note(figures: Row, changed: Collection[str], names: Iterable[str]) -> list[s
 def page(
     title: str, name: str, figures: Row, changed: Collection[str], parts: Iterable[str]
 ) -> str:
-    """A page of one mode, whose figures have its name."""
+    """Returns a page of one mode. The figures have the name of the mode."""
     flag = "" if name == "bench" else f" --{name}"
     older = [] if name == "bench" else note(figures, changed, [name])
     return "\n\n".join([
         f"# {title}",
-        "Made by `bench/readme_table.py` from [figures.json](figures.json); "
-        f"`./dev bench{flag}` measures.",
+        "`bench/readme_table.py` makes this page from [figures.json](figures.json); "
+        f"`./dev bench{flag}` measures the figures.",
         *older, *parts,
     ]) + "\n"  # fmt: skip
 
 
 def versions(peers: Mapping[str, Row], texts: Mapping[str, str]) -> list[str]:
-    """A sentence of what the peers are; and one for each that is missing."""
+    """Returns a sentence that describes the peers, and one for each peer that is missing."""
     there = {name: each["version"] for name, each in peers.items() if "version" in each}
     found = [texts[name].format(version) for name, version in there.items() if name in texts]
     return [
@@ -61,7 +61,7 @@ def versions(peers: Mapping[str, Row], texts: Mapping[str, str]) -> list[str]:
 # ---- README -----------------------------------------------------------------------------
 
 LARGE = list(matmul_cases.LARGE)
-# What README shows: of figures.json, which set, and what its row has.
+# The rows that README shows: the set in figures.json, and the fields that select the row.
 _USUAL = {"dtype": "bf16", "nested": True, "launch": "plain"}
 _MEMORY = _USUAL | {"blocksize": 64, "format": "nf4", "placement": "aligned"}
 _WHOLE = {"layers": models_cases.LLAMA_7B.layers, "launch": "graph", "compiled": False}
@@ -116,7 +116,7 @@ README = Table(
 
 
 def readme(figures: Row, changed: Collection[str] = ()) -> str:
-    """README's section: ten rows. What there are no figures of is left out."""
+    """Returns README's section. A row without figures is left out."""
     found = [
         _readme_row(name, row)
         for name, wanted in README_ROWS
@@ -131,11 +131,11 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
         "measures on your machine.",
     ]
     return "\n\n".join([
-        f"Measured on one {bench['device']} on {bench['date']} in bf16, with CUDA graphs: NF4 with "
-        "double quantization, and GPTQ in groups of 128. M is the number of rows of x. The "
-        "roofline is the fastest of several kernels that move the same bytes and do nothing else. "
-        "Dense is torch.nn.Linear (cuBLAS) in bf16, and grouped_mm for experts. Humming is a "
-        "library of W4A16 kernels (4-bit weights, 16-bit activations). The last three "
+        f"The figures were measured on one {bench['device']} on {bench['date']} in bf16, with CUDA "
+        "graphs: NF4 with double quantization, and GPTQ in groups of 128. M is the number of rows "
+        "of x. The roofline is the fastest of several kernels that move the same bytes and do "
+        "nothing else. Dense is torch.nn.Linear (cuBLAS) in bf16, and grouped_mm for experts. "
+        "Humming is a library of W4A16 kernels (4-bit weights, 16-bit activations). The last three "
         "columns are the other library's time divided by libnf4's; above 1x, libnf4 is faster. "
         "Quantize is timed in eager calls.",
         README.markdown(found),
@@ -150,13 +150,15 @@ def method(bench: Row) -> str:
     most = max(row["of_roofline"] for row in bench["rows"])
     named = {name: f"{tables.NAMES[name]} is {{}}" for name in bench["peers"]}
     return " ".join([
-        f"Measured on one {bench['device']} on {bench['date']}, all columns in one run: medians "
-        "of CUDA-graph replays over rotating buffers, bits compared first. The bandwidth roofline "
-        "is the fastest of six of our kernels that move the same bytes and do nothing else, "
-        "launched alike: plainly, or with programmatic dependent launch (PDL). Where our launch "
-        f"configuration suits a size better it is over 100%, here up to {most:.0%}. "
-        "bitsandbytes' quantize cannot be captured: both are timed as eager calls (our time "
-        "follows the ratio); bitsandbytes allocates its outputs, we write into preallocated ones.",
+        f"The figures were measured on one {bench['device']} on {bench['date']}, all columns in "
+        "one run. They are medians of CUDA-graph replays over rotating buffers, after the bits of "
+        "the results were compared. The bandwidth roofline is the fastest of six kernels of libnf4 "
+        "that move the same bytes and do nothing else. They are launched in the same way: plainly, "
+        "or with programmatic dependent launch (PDL). Where libnf4's launch configuration suits a "
+        f"size better than theirs, it reaches more than 100%, here up to {most:.0%}. "
+        "bitsandbytes' quantize cannot be captured, so both are timed as eager calls (libnf4's "
+        "time follows the ratio); bitsandbytes allocates its outputs, and libnf4 writes into "
+        "preallocated ones.",
         *versions(bench["peers"], named),
     ])  # fmt: skip
 
@@ -164,13 +166,13 @@ def method(bench: Row) -> str:
 def _challenge(challenge: Row) -> list[str]:
     summary, (times, points) = challenge["summary"], tables.challenge(challenge)
     return [
-        f"Nine dequantizes an iteration, a device synchronize after each, "
-        f"{challenge['iterations']} iterations; microseconds an iteration. Compiled is "
-        "torch.compile(fullgraph=True); libnf4, and a peer that it refuses, as a torch operator "
-        "that the harness registers around the call.",
+        "An iteration has nine dequantizes, with a device synchronize after each. The table has "
+        f"microseconds an iteration, over {challenge['iterations']} iterations. Compiled is "
+        "torch.compile(fullgraph=True). libnf4, and a peer that torch.compile refuses, are "
+        "compiled as a torch operator that the harness registers around the call.",
         times.markdown(),
         f"The roofline kernels take {summary['roofline_us']:.1f} µs; with 6 µs for each of "
-        f"{summary['calls']} calls that is {summary['budget_us']:.1f} µs. libnf4 takes "
+        f"{summary['calls']} calls this is {summary['budget_us']:.1f} µs. libnf4 takes "
         f"{summary['libnf4_us']:.1f} µs, {summary['of_budget']:.2f} times as much.",
         points.markdown(),
     ]
@@ -190,22 +192,23 @@ def _products(matmul: Row, many: bool, several: bool = False) -> str:
 
 def matmul_method(matmul: Row) -> str:
     return " ".join([
-        "y = x W^T, timed as above, with M rows of x; each result is first compared with the "
-        "product in float64. The bandwidth roofline is one read of the packed weight and its "
-        "scales, launched alike.",
+        "The product is y = x W^T with M rows of x, timed as above. Each result is first compared "
+        "with the product in float64. The bandwidth roofline is one read of the packed weight and "
+        "its scales, launched in the same way.",
         *versions(matmul["peers"], {
-            "bitsandbytes": "bitsandbytes {} is its matmul_4bit, at M = 1 its gemv_4bit if faster",
+            "bitsandbytes": "bitsandbytes {} is its matmul_4bit, or at M = 1 its gemv_4bit if that "
+            "is faster",
             "dense": "dense is torch {}'s linear (cuBLAS) with the dequantized weight",
             "humming": "Humming {} multiplies rearranged bytes of 4-bit integers in groups of 128, "
             "made from the same numbers",
             "tinygemm": "int4 is torch {}'s int4 kernel in groups of 64, on rearranged bytes of a "
-            "weight of its own",
+            "separate weight",
         }),
     ])  # fmt: skip
 
 
 def errors(matmul: Row) -> str:
-    """How our errors are beside those of a dense product, in a sentence."""
+    """Returns a sentence that compares libnf4's errors with those of a dense product."""
     ratios = [ratio for row in matmul["errors"] if (ratio := tables.over_dense(row))]
     if not ratios:
         return ""
@@ -226,15 +229,16 @@ def _matmul_document(matmul: Row, older: list[str]) -> list[str]:
         f"### {matmul_cases.MANY} rows of x and more",
         _products(matmul, many=True),
         "### Two weights that share x",
-        "As gate and up of an MLP do: one call for both, beside a call for each weight, ours and "
-        "each peer's, and the roofline of both weights together.",
+        "In an MLP, gate and up share x. The table compares one call for both with a call for each "
+        "weight, of libnf4 and of each peer, and with the roofline of both weights together.",
         _products(matmul, many=False, several=True),
         "### Errors of matmul",
-        "Exact is the product in float64 with the unrounded weight; the table has the largest over "
-        f"the shapes above. {errors(matmul)}".rstrip(),
+        "Exact is the product in float64 with the unrounded weight. The table has the largest "
+        f"error over the shapes above. {errors(matmul)}".rstrip(),
         tables.worst_errors(matmul["errors"]).markdown(),
         "### A call of matmul from Python",
-        "Host overhead, nothing waited for; and with a device synchronize after each call.",
+        "The table has the host overhead of calls that are not waited for, and the time with a "
+        "device synchronize after each call.",
         tables.matmul_calls(matmul["call"]).markdown(),
         "### Kernels and spreads of matmul",
         tables.MATMUL_SPREADS.markdown(matmul["rows"]),
@@ -246,24 +250,23 @@ def _matmul_document(matmul: Row, older: list[str]) -> list[str]:
 
 def models_method(models: Row) -> str:
     return " ".join([
-        "LLaMA-7B's shape in bf16 with random weights, of each layer its own, in plain torch: the "
-        "same model with NF4Linear around bitsandbytes' bytes, and with its peers' linear layers, "
-        "timed in turns, each step that is not a CUDA graph's behind "
-        f"{models_cases.WARM_STEPS} that are not timed. Decode "
-        "is one token for each sequence at the end of a context of "
-        f"{models_cases.CONTEXT}; forward + backward is of adapters of rank "
-        f"{models_cases.LORA_RANK} beside q and v, through "
-        "frozen weights. The head is dense in all. Results are first compared with bitsandbytes'.",
+        "The model has LLaMA-7B's shape in bf16 with random weights, different in each layer, in "
+        "plain torch. The same model is timed with NF4Linear around bitsandbytes' bytes and with "
+        "the linear layers of the peers, alternately. Each step outside a CUDA graph follows "
+        f"{models_cases.WARM_STEPS} steps that are not timed. Decode is one token for each "
+        f"sequence at the end of a context of {models_cases.CONTEXT}. Forward + backward trains "
+        f"adapters of rank {models_cases.LORA_RANK} beside q and v, through frozen weights. The "
+        "head is dense in all forms. Results are first compared with bitsandbytes'.",
         *versions(models["peers"], {
             "bitsandbytes": "bitsandbytes {} is Linear4bit, NF4 doubly quantized, on its own "
-            "kernels; the drop-in is the same layers on libnf4's, timed in eager mode",
+            "kernels; the drop-in is the same layers on libnf4's kernels, timed in eager mode",
             "dense": "dense is torch {}'s Linear in bf16",
         }),
     ])  # fmt: skip
 
 
 def failures(models: Row) -> list[str]:
-    """A sentence for each form that failed, and one for what time left out."""
+    """Returns a sentence for each form that failed, and one for the rows that time left out."""
     found = [
         f"{name} failed in {tables.work(row)}, {tables.layers(row)}, {tables.launched(row)}: "
         f"{reason}."
@@ -281,19 +284,21 @@ def _models_document(models: Row, older: list[str]) -> list[str]:
         "## Whole models",
         *older,
         models_method(models),
-        "Compiled is torch.compile of one layer, which all share, without autotuning. The MLPs are "
-        "those of LLaMA-7B and LLaMA-65B at both ends of the sweep in the NF4Tensor study.",
+        "Compiled is torch.compile of one layer, shared by all layers, without autotuning. The "
+        "MLPs are those of LLaMA-7B and LLaMA-65B at both ends of the sweep in the NF4Tensor "
+        "study.",
         *([" ".join(failed)] if failed else []),
         tables.MODELS.markdown(models["rows"]),
         "### Memory of whole models",
-        "The weights, head and embedding among them, and the most that a step takes beside them.",
+        "The table has the memory of the weights, including head and embedding, plus the most that "
+        "a step takes in addition.",
         tables.memory(models["rows"]).markdown(),
         "### A call of a layer",
-        "Host overhead, nothing waited for.",
+        "The table has the host overhead of calls that are not waited for.",
         tables.layer_calls(models["call"]).markdown(),
         "### Spreads and errors of whole models",
-        "The error is ||y - y'|| / ||y'||, y of NF4Linear and y' of bitsandbytes: of logits, or of "
-        "the adapters' gradients.",
+        "The error is ||y - y'|| / ||y'||, with y from NF4Linear and y' from bitsandbytes. It is "
+        "that of the logits, or of the adapters' gradients.",
         tables.forms(models["rows"]).markdown(),
     ]
 
@@ -302,21 +307,22 @@ def _models_document(models: Row, older: list[str]) -> list[str]:
 
 
 def int4(figures: Row, changed: Collection[str] = ()) -> str:
-    """docs/bench/int4.md."""
+    """Returns docs/bench/int4.md."""
     found = figures["int4"]
     described = found["peers"]
     return page("Integer weights", "int4", figures, changed, [
-        f"Measured on one {found['device']} on {found['date']} as [NF4](README.md): 4-bit integers "
-        "in groups of 128 columns, AWQ with zero points, the others symmetric, scales of the dtype "
-        "of x. Ours is GPTQ's layout. The other layouts, act order (g_idx at random; reordered: "
-        "after nf4.reorder) and NF4 (flat, nested) are weights of the same shape in the public "
-        "call, which launches with PDL; so is GPTQ's own in the column of that name. The Triton "
-        "kernels are written for the comparison.",
+        f"The figures were measured on one {found['device']} on {found['date']}, in the same way "
+        "as those of [NF4](README.md). Weights are 4-bit integers in groups of 128 columns, AWQ "
+        "with zero points and the others symmetric, with scales in the dtype of x. The columns of "
+        "libnf4 have GPTQ's layout. The columns of the other layouts, of act order (a random "
+        "g_idx; reordered means after nf4.reorder) and of NF4 (flat and nested) have weights of "
+        "the same shape in the public call, which launches with PDL. The column 'public call' has "
+        "the same for GPTQ. The Triton kernels were written for this comparison.",
         *versions(described, {
             "dense": "dense is torch {}'s linear (cuBLAS) with the dequantized weight",
             "humming": "Humming {} multiplies rearranged bytes",
-            "split-K": "split-K Triton dequantizes in the kernel and adds parts of K atomically, "
-            "AutoGPTQ's Triton is its algorithm (Triton {})",
+            "split-K": "split-K Triton dequantizes in the kernel and adds parts of K atomically; "
+            "AutoGPTQ's Triton uses the algorithm of AutoGPTQ (Triton {})",
         }),
         "## Dequantize",
         tables.rows({}, ()).markdown(tables.cases(found["dequantize"])),
@@ -336,7 +342,7 @@ def int4(figures: Row, changed: Collection[str] = ()) -> str:
 
 
 def document(figures: Row, changed: Collection[str] = ()) -> str:
-    """docs/bench/README.md; matmul and models are in it where there are figures of them."""
+    """Returns docs/bench/README.md. Matmul and models are in it if there are figures for them."""
 
     def older(name: str) -> list[str]:
         return note(figures, changed, [name])
@@ -349,9 +355,9 @@ def document(figures: Row, changed: Collection[str] = ()) -> str:
         *older("bench"),
         tables.rows(bench["peers"], PEERS).markdown(tables.cases(bench["rows"])),
         "## A consumer that reads the output next",
-        "Dequantize and a kernel that reads all of its output, both launched plainly; in "
-        "parentheses dequantize alone. libnf4 chooses its stores by the size of the output; below "
-        "1 in the last column that choice is wrong.",
+        "A kernel that reads all of the output follows dequantize, both launched plainly; the time "
+        "of dequantize alone is in parentheses. libnf4 chooses its stores by the size of the "
+        "output. A ratio below 1 in the last column means that this choice is wrong.",
         tables.CONSUMER.markdown(bench["consumer"]),
         "## Unsloth's puzzle",
         *older("challenge"),
@@ -367,27 +373,28 @@ def document(figures: Row, changed: Collection[str] = ()) -> str:
 
 
 def sweeps(figures: Row, changed: Collection[str] = ()) -> str:
-    """docs/bench/sweeps.md: of dequantize a table for each dtype, configurations by shapes; of
-    matmul a table for each weight, kernels by rows of x."""
+    """Returns docs/bench/sweeps.md. Dequantize has a table for each dtype, with configurations by
+    shapes; matmul has a table for each weight, with kernels by rows of x."""
     dequantize, matmul = figures["sweep"], figures["matmul-sweep"]
     made = (
         tables.sweep(dequantize, "{dtype}", "configuration", shape),
         tables.sweep(matmul, lambda row: f"{shape(row)} {row['dtype']}", "kernel", "M = {m}"),
     )
-    over = "times over the best of each column, which has its microseconds; what the library "
-    over += "chooses is bold."
+    over = "The tables have times relative to the best of each column, which also has its "
+    over += "microseconds. The library's choice is bold."
     return "\n\n".join([
         "# Sweeps",
-        "Every launch configuration of dequantize and every kernel of matmul, where it can do the "
-        "problem. `./dev bench --sweep --json FILE` measures the first, `--matmul-sweep` the "
-        "second; `tests/gpu/record.py --add sweep FILE` takes the figures over.",
+        "This page has every launch configuration of dequantize and every kernel of matmul that "
+        "can run the problem. `./dev bench --sweep --json FILE` measures the first and "
+        "`--matmul-sweep` the second; `tests/gpu/record.py --add sweep FILE` adds the figures to "
+        "figures.json.",
         "## Launch configurations of dequantize",
         *note(figures, changed, ["sweep"]),
-        f"Measured on one {dequantize['device']}: {over}",
+        f"The figures were measured on one {dequantize['device']}. {over}",
         *(each.markdown() for each in made[0]),
         "## Kernels of matmul",
         *note(figures, changed, ["matmul-sweep"]),
-        f"Measured on one {matmul['device']}, nested, blocksize 64, launched as the library does: "
-        f"{over}",
+        f"The figures were measured on one {matmul['device']}, nested, blocksize 64, launched as "
+        f"the library launches. {over}",
         *(each.markdown() for each in made[1]),
     ]) + "\n"  # fmt: skip

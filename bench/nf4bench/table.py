@@ -1,4 +1,5 @@
-"""A table as data: its columns give a line for a terminal and markdown. Needs only Python."""
+"""Describes a table as data: its columns make a line for a terminal and markdown. It needs only
+Python."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ NOTHING = "–"
 
 
 def cell(what: str | Cell) -> Cell:
-    """A function of a row; a string is a format of the row's fields: "{us:.1f}"."""
+    """Returns a function of a row. A string is a format of the row's fields: "{us:.1f}"."""
     return what.format_map if isinstance(what, str) else what
 
 
 def optional(name: str, what: str | Cell) -> Cell:
-    """The cell of a part that a row may lack."""
+    """Returns the cell of a part that a row may lack."""
     made = cell(what)
     return lambda row: made(row[name]) if row.get(name) else NOTHING
 
@@ -59,7 +60,7 @@ class Table:
         self.columns = columns
 
     def line(self, row: Any) -> str:
-        """For a terminal: each number with its title, as rows come one at a time."""
+        """Returns a line for a terminal, where each number has its title."""
         return ", ".join(
             f"{made} {column.title}" if column.number else made
             for column in self.columns
@@ -82,7 +83,7 @@ class Table:
 
 
 class Filled(NamedTuple):
-    """A table of which all rows are there."""
+    """Holds a table with all its rows."""
 
     table: Table
     rows: Sequence[Any]
@@ -95,7 +96,7 @@ class Filled(NamedTuple):
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
-    """The rows of each key, in order."""
+    """Returns the rows of each key, in order."""
     found: dict[Any, list[Row]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
@@ -103,7 +104,7 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Ro
 
 
 def with_section(page: str, name: str, body: str) -> str:
-    """`page` with what is between its markers of that name made anew. Raises ValueError."""
+    """Returns `page` with a new body between its markers of this name. Raises ValueError."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     before, _, rest = page.partition(begin)
     _, found, after = rest.partition(end)

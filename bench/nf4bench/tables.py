@@ -1,4 +1,4 @@
-"""The tables of the bench: their columns, for a terminal and for markdown."""
+"""Defines the tables of the bench: their columns, for a terminal and for markdown."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ NAMES = {
     "gptq": "GPTQ", "gptq_v2": "GPTQ v2", "dequantize + dense": "dequantize + dense",
     "grouped-nf4-gemm": "grouped-nf4-gemm",
 }  # fmt: skip
-AS_OPERATOR = " as an operator"  # a peer's name with this: its call, made one of torch's
+AS_OPERATOR = " as an operator"  # ends the name of a peer whose call is a torch operator
 SPREAD = number("deciles", "{spread[0]:.2f}..{spread[1]:.2f}")
 _IDENTITY = ("work", "shape", "weights", "m", "dtype", "nested", "blocksize", "format", "placement")
 
 
 def cases(rows: Iterable[Row]) -> list[dict[str, Row]]:
-    """The rows of one case or product together: {"plain": row, "pdl": row}, or "plain" alone."""
+    """Groups the rows of a case or product: {"plain": row, "pdl": row}, or "plain" alone."""
     found = grouped(rows, lambda row: tuple(str(row.get(name)) for name in _IDENTITY))
     return [{row["launch"]: row for row in each} for each in found.values()]
 
 
 def plain(what: str | Cell) -> Cell:
-    """Of a case's plain launch."""
+    """Returns the cell of a case's plain launch."""
     return optional("plain", what)
 
 
@@ -73,7 +73,7 @@ _PDL = [_PDL_US, number("of the roofline", optional("pdl", "{of_roofline:.0%}"))
 
 
 def layout(row: Row) -> str:
-    """What sets a row's weight apart besides its shape and dtype."""
+    """Describes a row's weight, except for its shape and dtype."""
     if row["format"] in INT4:
         return NAMES[row["format"]]
     parts = ["nested" if row["nested"] else "flat"]
@@ -87,7 +87,7 @@ def layout(row: Row) -> str:
 
 
 def rows(peers: Mapping[str, Row], names: Sequence[str]) -> Table:
-    """Of cases, both ways to launch in a line."""
+    """Returns the table of cases, with both ways to launch in one row."""
     return Table(
         text("work", plain("{work}")), text("shape", plain(shape)), text("dtype", plain("{dtype}")),
         text("layout", plain(layout)), _PLAIN_US, number("GB/s", plain("{gb_per_s:.0f}")),
@@ -95,31 +95,31 @@ def rows(peers: Mapping[str, Row], names: Sequence[str]) -> Table:
     )  # fmt: skip
 
 
-# Every row with its spread, its rooflines and the configuration that was launched.
+# Each row has its spread, its rooflines and the configuration that was launched.
 SPREADS = Table(
     text("work", "{work}"), _SHAPE, _DTYPE, text("layout", layout), text("launch", "{launch}"),
     text("configuration", lambda row: row.get("configuration") or NOTHING), _US, SPREAD, _ROOFLINE,
     number("read µs", optional("read", "{us:.2f}")),
     number("write µs", optional("write", "{us:.2f}")),
 )  # fmt: skip
-# Times with a reader, and of dequantize alone behind them.
+# Times with a kernel that reads the output, then of dequantize alone in parentheses.
 CONSUMER = Table(
     _SHAPE, _DTYPE, number("output MiB", lambda row: f"{row['bytes'] / 2**20:.0f}"),
     *(
         number(f"{title} µs", f"{{then_read[{name}][us]:.1f}} ({{alone[{name}][us]:.1f}})")
         for title, name in (
             ("libnf4", "libnf4"), ("normal stores", "normal"),
-            ("stores that evict first", "evict_first"),
+            ("evict-first stores", "evict_first"),
         )
     ),
-    number("normal over ours", "{ratio:.2f}x"),
+    number("normal stores / libnf4", "{ratio:.2f}x"),
 )  # fmt: skip
 
 # ---- Calls and the challenge ------------------------------------------------------------
 
 
 def _named(figures: Mapping[str, Row], **more: Mapping[str, Row]) -> list[dict]:
-    """Rows of what is kept by name."""
+    """Returns the rows of figures that are kept by name."""
     return [
         {"name": NAMES.get(name, name), "ratio": 1, **each, **{k: v[name] for k, v in more.items()}}
         for name, each in figures.items()
@@ -127,7 +127,7 @@ def _named(figures: Mapping[str, Row], **more: Mapping[str, Row]) -> list[dict]:
 
 
 def calls(figures: Row) -> list[Filled]:
-    """Of dequantize: with a synchronize, and host overhead alone."""
+    """Returns the tables of dequantize: with a synchronize, and host overhead alone."""
     waited, host = figures["waited"], figures["host"]
     title = f"one call at {shape(waited)} and a device synchronize"
     columns = [number("µs", "{us:.1f}"), number("ratio", "{ratio:.2f}x")]
@@ -162,7 +162,7 @@ _COMPILED = optional("compiled", lambda each: f"{each['us']:.1f}" if "us" in eac
 CHALLENGE = Table(
     text("implementation", "{name}"), number("eager µs", optional("eager", "{us:.1f}")),
     number("compiled µs", _COMPILED),
-    number("eager, over libnf4's", optional("over", "{:.2f}x".format)),
+    number("eager, ratio to libnf4", optional("over", "{:.2f}x".format)),
 )  # fmt: skip
 POINTS = Table(
     text("asked", "{asked}"), text("evidence", "{evidence}"), number("points", "{points} of {of}")
@@ -170,7 +170,7 @@ POINTS = Table(
 
 
 def challenge(figures: Row) -> list[Filled]:
-    """Times, and points."""
+    """Returns the tables of times and of points."""
     eager, compiled = figures["eager"], figures["compiled"]
     found = []
     for name in {**eager, **compiled}:
@@ -198,17 +198,17 @@ def of_dense(row: Row) -> str:
 
 
 def matmul(peers: Mapping[str, Row], many: bool = False, several: bool = False) -> Table:
-    """Of products, both ways to launch in a line.
+    """Returns the table of products, with both ways to launch in one row.
 
-    many     of many rows of x: TFLOPS and percent of dense, else of the bandwidth roofline
-    several  of several weights, so that there are calls for each to compare with
+    many     many rows of x: TFLOPS and percent of dense, instead of the bandwidth roofline
+    several  several weights in one call, compared with a call for each weight
     """
     of_dense_columns = [
         number("TFLOPS", plain("{tflop_per_s:.0f}")), number("of dense", plain(of_dense)), _PDL_US,
     ]  # fmt: skip
     apart = optional("apart", "{us:.1f} ({ratio:.2f}x)")
     of_several = [
-        number("a call each µs (ratio)", plain(apart)),
+        number("separate calls µs (ratio)", plain(apart)),
         number("with PDL µs (ratio)", optional("pdl", apart)),
     ]
     return Table(
@@ -218,7 +218,7 @@ def matmul(peers: Mapping[str, Row], many: bool = False, several: bool = False) 
     )  # fmt: skip
 
 
-# Every row with its kernel, its spread and its error.
+# Each row has its kernel, its spread and its error.
 MATMUL_SPREADS = Table(
     text("shape", lambda row: (f"{row['weights']} of " if row["weights"] > 1 else "") + shape(row)),
     text("weight", weight), text("launch", "{launch}"), text("kernel", "{kernel}"), _M, _US, SPREAD,
@@ -227,7 +227,7 @@ MATMUL_SPREADS = Table(
 
 
 def over_dense(row: Row) -> float | None:
-    """Our error over that of a dense product with the rounded weight."""
+    """Returns libnf4's error over that of a dense product with the rounded weight."""
     errors = row["errors"]
     return errors["libnf4"] / errors["dense"] if "dense" in errors else None
 
@@ -245,7 +245,7 @@ ERROR = Table(
 
 
 def worst_errors(rows: Iterable[Row]) -> Filled:
-    """Of each kind of weight and of x and each M: the largest over all shapes."""
+    """Returns the largest errors over all shapes, for each kind of weight and of x and each M."""
     groups = grouped(rows, lambda row: (weight(row), row["x"], row["m"]))
     found = [
         {
@@ -261,14 +261,14 @@ def worst_errors(rows: Iterable[Row]) -> Filled:
 
 
 def best(row: Row) -> int:
-    """The index of the fastest configuration."""
+    """Returns the index of the fastest configuration."""
     timed = [index for index, each in enumerate(row["times"]) if "us" in each]
     return min(timed, key=lambda index: row["times"][index]["us"])
 
 
 def mark(row: Row, index: int) -> str:
-    """A configuration's time over the best one's, which has its microseconds; the chosen is
-    bold."""
+    """Returns a configuration's time over the best, with microseconds for the best and bold for the
+    chosen."""
     each = row["times"][index]
     if "us" not in each:
         return "refused"
@@ -279,7 +279,7 @@ def mark(row: Row, index: int) -> str:
 
 
 def sweep(figures: Row, group: str | Cell, kind: str, column: str | Cell) -> list[Filled]:
-    """For each group of rows a table: configurations, by the rows."""
+    """Returns a table for each group of rows, with a column for each row."""
     column = cell(column)
     names = [{"name": n, "index": i} for i, n in enumerate(figures["configurations"])]
     return [
@@ -319,7 +319,7 @@ def layers(row: Row) -> str:
 
 
 def work(row: Row) -> str:
-    """The work and its size: sequences, and tokens of each."""
+    """Returns the work and its size: the sequences, and the tokens of each."""
     decode = row["work"] == "decode"
     size = f"batch {row['batch']}" if decode else f"{row['batch']}×{row['tokens']}"
     made = f"{WORKS[row['work']]} {size}"
@@ -368,13 +368,13 @@ _SPREADS = Table(
 
 
 def memory(rows: Iterable[Row]) -> Filled:
-    """Of the first of each work: launched another way it takes as much."""
+    """Returns the memory of each work; how it is launched makes no difference."""
     works = grouped(rows, lambda row: (_compiled_work(row), layers(row)))
     return Filled(_MEMORY, [some[0] for some in works.values()])
 
 
 def forms(rows: Iterable[Row]) -> Filled:
-    """A row for each form; the error is NF4Linear's."""
+    """Returns a row for each form; the error is NF4Linear's."""
     found = [
         {
             **row, "form": name, "ms": _milliseconds(each["us"]),

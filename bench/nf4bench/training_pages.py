@@ -1,4 +1,5 @@
-"""docs/bench/training.md and its tables: QLoRA steps. Needs only Python."""
+"""Makes docs/bench/training.md, on QLoRA steps, from docs/bench/figures.json. It needs only
+Python."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from nf4bench.table import (
 
 
 def _time(name: str) -> Cell:
-    """Milliseconds; in parentheses over bitsandbytes, and over dense."""
+    """Returns milliseconds, with the ratios to bitsandbytes and to dense in parentheses."""
 
     def made(row: Row) -> str:
         if name not in row["forms"]:
@@ -40,7 +41,7 @@ def _of_each(title: str, made: Cell) -> list[Column]:
 
 
 def _others(row: Row) -> str:
-    """What was timed beside libnf4, and its time over ours."""
+    """Returns the forms that were timed beside libnf4, with the ratios to its time."""
     return ", ".join(
         f"{name} {each['us']:.1f} ({over(row, name, 'libnf4'):.2f}x)"
         for name, each in row["forms"].items()
@@ -62,26 +63,26 @@ LAYER = Table(
 CONVERGENCE = Table(
     text("layer", "{form}"), text("computes in", "{dtype}"), number("steps", "{steps}"),
     number("largest difference of a loss", "{largest:.1e}"),
-    number("of a mean of 10", "{largest_mean:.1e}"),
-    number("from fp32's", optional("from_fp32", "{:.1e}".format)),
-    number("bitsandbytes' from them", optional("bitsandbytes_from_fp32", "{:.1e}".format)),
+    number("largest difference of a mean of 10", "{largest_mean:.1e}"),
+    number("same from bitsandbytes in fp32", optional("from_fp32", "{:.1e}".format)),
+    number("bitsandbytes' own from fp32", optional("bitsandbytes_from_fp32", "{:.1e}".format)),
     number("last mean", "{last:.4f}"),
-    number("bitsandbytes'", "{last_bitsandbytes:.4f}"),
+    number("bitsandbytes' last mean", "{last_bitsandbytes:.4f}"),
 )  # fmt: skip
 PRODUCTS = Table(
     text("work", "{work}"), text("shape", shape), number("rows", "{m}"),
-    number("libnf4 µs", form("libnf4", "{us:.1f}")), text("beside it, µs", _others),
+    number("libnf4 µs", form("libnf4", "{us:.1f}")), text("others, µs (ratio)", _others),
 )  # fmt: skip
 _PROFILE = Table(text("name", "{name}"), number("ms", "{ms:.2f}"), number("calls", "{calls}"))
 
 
 def profiles(rows: Iterable[Row]) -> list[tuple[str, Filled]]:
-    """Of each form of the first step: a title, and a table of the GPU's or the host's time."""
+    """Returns titles and tables of the GPU's and the host's time for each form of a step."""
     found = []
     for name, each in ((n, e) for row in rows for n, e in row["forms"].items() if "profile" in e):
         made = each["profile"]
-        gpu = f"{name}: {made['gpu_ms']} ms of the GPU in {made['launches']} launches"
-        for title, events in ((gpu, made["kernels"]), (f"{name}: the host", made["operators"])):
+        gpu = f"GPU time of {name}: {made['gpu_ms']} ms in {made['launches']} launches"
+        for title, events in ((gpu, made["kernels"]), (f"Host time of {name}", made["operators"])):
             largest = [dict(zip(("name", "ms", "calls"), event, strict=True)) for event in events]
             found.append((title, Filled(_PROFILE, largest)))
     return found
@@ -90,7 +91,7 @@ def profiles(rows: Iterable[Row]) -> list[tuple[str, Filled]]:
 def _profiles(figures: Row) -> list[str]:
     parts = []
     for title, table in profiles(figures["rows"]):
-        parts += [f"### {title[0].upper()}{title[1:]}", table.markdown()]
+        parts += [f"### {title}", table.markdown()]
     return parts
 
 
@@ -99,10 +100,12 @@ def _convergence(found: Row) -> list[str]:
         return []
     return [
         "## Convergence",
-        "Losses of the model of examples/python/qlora.py beside those of PEFT over bitsandbytes' "
-        "own kernels, from the same seed; from fp32's: of a mean of 10 from bitsandbytes' in fp32, "
-        "and bitsandbytes' own in bf16. dense is PEFT over the dequantized weights, which of so "
-        "many rows is what bitsandbytes multiplies, too.",
+        "The table compares the losses of the model of examples/python/qlora.py with those of PEFT "
+        "over bitsandbytes' own kernels, from the same seed. The columns have the largest "
+        "difference from bitsandbytes in one loss and in a mean of 10; the largest difference of a "
+        "mean of 10 from bitsandbytes in fp32, and the same for bitsandbytes itself in bf16; and "
+        "the last mean of both. Dense is PEFT over the dequantized weights. With this many rows, "
+        "bitsandbytes multiplies dequantized weights as well.",
         CONVERGENCE.markdown(found["convergence"]),
     ]
 
@@ -112,31 +115,34 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
     batch, tokens = training_cases.TOKENS
     versions = found["versions"]
     return pages.page("QLoRA steps", "training", figures, changed, [
-        f"Measured on one {found['device']} on {found['date']}: LLaMA-7B's shape with "
-        f"{training_cases.SIZE.layers} layers, {batch}×{tokens} tokens, in transformers "
-        f"{versions['transformers']} with PEFT {versions['peft']}, adapters of rank "
-        f"{training_cases.RANK} on all seven projections, AdamW (fused) on the adapters; eager, in "
-        "turns, the adapters' gradients compared first. libnf4 is NF4Linear; the drop-in is "
-        "bitsandbytes' Linear4bit on libnf4's kernels; dense is PEFT over bf16 weights.",
+        f"The figures were measured on one {found['device']} on {found['date']}. The model has "
+        f"LLaMA-7B's shape with {training_cases.SIZE.layers} layers and gets {batch}×{tokens} "
+        f"tokens, in transformers {versions['transformers']} with PEFT {versions['peft']}, with "
+        f"adapters of rank {training_cases.RANK} on all seven projections and AdamW (fused) on the "
+        "adapters. The forms run eagerly and alternate, after the adapters' gradients were "
+        "compared. libnf4 is NF4Linear; the drop-in is bitsandbytes' Linear4bit on libnf4's "
+        "kernels; dense is PEFT over bf16 weights.",
         "## Times",
-        "In parentheses: over bitsandbytes, over dense.",
+        "The ratios to bitsandbytes and to dense are in parentheses.",
         STEPS.markdown(found["rows"]),
-        "Until the host has enqueued a step:",
+        "The host needs this time to enqueue a step:",
         HOST.markdown(found["rows"]),
         "## Memory of a step",
-        "The most beside weights, adapters and AdamW's state.",
+        "The table has the most memory that a step takes in addition to weights, adapters and "
+        "AdamW's state.",
         MEMORY.markdown(found["rows"]),
         "## The host overhead of one layer",
-        "Forward and backward of one row of x through a layer with an adapter, nothing waited for; "
-        "over a torch.nn.Linear that is trained.",
+        "The table has forward and backward of one row of x through a layer with an adapter, for "
+        "calls that are not waited for, and the ratio to a torch.nn.Linear that is trained.",
         LAYER.markdown(found["layer"]),
         *_convergence(found),
         "## Single products",
-        "CUDA-graph replays in turns, weights rotating past the L2 cache, bf16 nested; adapters of "
-        f"rank {training_cases.RANK}. The gradient is dX = dY W; adapted is y = x W^T + s (x A^T) "
-        "B^T; its backward pass is dX, dA and dB. In parentheses the time over libnf4's.",
+        "The times are CUDA-graph replays that alternate, with weights that rotate past the L2 "
+        f"cache, in bf16, nested, with adapters of rank {training_cases.RANK}. The gradient is "
+        "dX = dY W; adapted is y = x W^T + s (x A^T) B^T; its backward pass is dX, dA and dB. The "
+        "ratio to libnf4's time is in parentheses.",
         PRODUCTS.markdown(found["products"]),
         "## What fills a step",
-        "Of the first step above.",
+        "The profiles are those of the first step above.",
         *_profiles(found),
     ])  # fmt: skip

@@ -150,7 +150,7 @@ def test_the_document_says_who_is_missing_what_failed_and_what_is_older() -> Non
         "libnf4 failed in MLP, forward 32×512, 4096/11008, 1 layer, compiled: RuntimeError: no "
         "room. Left out, as time was over: mlp 32x512." in text
     )
-    older = "The figures of {} are of commit {}; their code has changed since."
+    older = "The figures of {} are from commit {}; their code has changed since."
     assert text.count("changed since") == 2
     assert text.index(older.format("a call", "abc")) > text.index("## A call from Python")
     assert older.format("dequantize and quantize", "def") in text

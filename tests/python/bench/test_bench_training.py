@@ -86,7 +86,7 @@ def test_the_page(figures) -> None:
     found = {"training": figures[0] | {"date": "1 Jan", "commit": "abc"}}
     page = training_pages.page(found, {"training"})
     assert "commit abc; their code has changed since" in page
-    assert "### Drop-in: the host" in page and "| drop-in | fp32 |" in page
+    assert "### Host time of drop-in" in page and "| drop-in | fp32 |" in page
     assert page.count("| torch.nn.Linear | none |") == 2
     assert page.count("| adapted backward | 128×64 |") == 2
     assert "| drop-in | bf16 | 10 |" in page
