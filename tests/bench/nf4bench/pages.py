@@ -121,13 +121,13 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
         "measures on your machine.",
     ]
     return "\n\n".join([
-        f"The figures are from one {bench['device']} on {bench['date']}, in bf16, with NF4 and "
-        "double quantization, GPTQ in groups of 128, and CUDA graphs. M is the number of rows of "
-        "x. The roofline is the fastest of several kernels that move the same bytes and do nothing "
-        "else. Dense is torch.nn.Linear (cuBLAS) in bf16, and for experts grouped_mm. Humming is a "
-        "library of W4A16 kernels (4-bit weights, 16-bit activations). The last three columns are "
-        "the other library's time divided by libnf4's; above 1x, libnf4 is faster. Quantize is "
-        "timed in eager calls.",
+        f"The figures were measured on one {bench['device']} on {bench['date']} in bf16, with CUDA "
+        "graphs: NF4 with double quantization, and GPTQ in groups of 128. M is the number of rows "
+        "of x. The roofline is the fastest of several kernels that move the same bytes and do "
+        "nothing else. Dense is torch.nn.Linear (cuBLAS) in bf16, and grouped_mm for experts. "
+        "Humming is a library of W4A16 kernels (4-bit weights, 16-bit activations). The last three "
+        "columns are the other library's time divided by libnf4's; above 1x, libnf4 is faster. "
+        "Quantize is timed in eager calls.",
         README.markdown(found),
         " ".join(last),
     ])  # fmt: skip
