@@ -53,7 +53,7 @@ def test_a_row_for_each_group_with_every_form(figures) -> None:
             assert (each["error"] is None) == (form in ("bitsandbytes", "dense"))
     profiles = [("profile" in each) for row in figures["rows"] for each in row["forms"].values()]
     assert profiles == [True] * 4 + [False] * 4
-    assert any(line.startswith("drop-in: the host") for line in lines)
+    assert any(line.startswith("Host time of drop-in") for line in lines)
     for table in (training_pages.STEPS, training_pages.HOST, training_pages.MEMORY):
         assert len(table.markdown(figures["rows"]).splitlines()) == 4
 
