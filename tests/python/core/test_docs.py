@@ -231,5 +231,5 @@ def test_the_rust_on_cudarc_is_that_of_doctests():
     page = (ROOT / "docs" / "rust.md").read_text()
     blocks = [b for b in re.findall(r"^```rust\n(.*?)^```", page, re.M | re.S) if "nf4::cuda:" in b]
     sources = (ROOT / "bindings" / "rust" / "nf4" / "src" / "cuda").glob("*.rs")
-    documented = "".join(re.sub(r"^/// ?", "", path.read_text(), flags=re.M) for path in sources)
+    documented = "".join(re.sub(r"^//[/!] ?", "", path.read_text(), flags=re.M) for path in sources)
     assert len(blocks) == 2 and all(block in documented for block in blocks)

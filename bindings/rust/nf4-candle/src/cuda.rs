@@ -6,10 +6,11 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::DeviceRepr;
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage};
 use candle_core::{bail, CustomOp1, DType, Layout, Result, Shape};
-use nf4::cuda::{
-    dequantize_into, matmul_grad_into, matmul_into, matmul_joined_into, CudaRef, CudaTensor,
+use nf4::cuda::{CudaTensor, Launch};
+use nf4::{
+    dequantize_into, matmul_grad_into, matmul_into, matmul_joined_into, Element, MatrixOf,
+    QuantizedTensor,
 };
-use nf4::{Element, QuantizedTensor};
 
 use crate::dense::multiply;
 use crate::product::{Extent, Product, Weight};
@@ -45,7 +46,7 @@ fn on_device<T: Element + CudaDType + DeviceRepr>(
     extent: &Extent,
     bias: Bias,
 ) -> Result<CudaStorage> {
-    let mut views = Vec::with_capacity(product.weights().len());
+    let mut weights = Vec::with_capacity(product.weights().len());
     for weight in product.weights() {
         let Weight::Cuda(weight) = weight else {
             bail!(
@@ -53,19 +54,19 @@ fn on_device<T: Element + CudaDType + DeviceRepr>(
                 product.name()
             );
         };
-        views.push(weight.view());
+        weights.push(&**weight);
     }
     if bias.is_none() && product.is_dense(storage.dtype(), extent.m)? {
-        by_dense_weights::<T>(product, &views, storage, extent)
+        by_dense_weights::<T>(product, &weights, storage, extent)
     } else {
-        fused::<T>(product, &views, storage, extent, bias)
+        fused::<T>(product, &weights, storage, extent, bias)
     }
 }
 
 /// The dense weights are candle's memory until its stream has used them.
 fn by_dense_weights<T: Element + CudaDType + DeviceRepr>(
     product: &Product,
-    views: &[CudaRef],
+    weights: &[&CudaTensor],
     storage: &CudaStorage,
     extent: &Extent,
 ) -> Result<CudaStorage> {
@@ -73,15 +74,11 @@ fn by_dense_weights<T: Element + CudaDType + DeviceRepr>(
     // SAFETY: the launches below write every element before the product reads one.
     let mut dense = unsafe { device.alloc::<T>(inputs * outputs)? };
     let mut next = 0;
-    for (weight, view) in product.weights().iter().zip(views) {
+    for weight in weights {
         let from = next;
-        next += weight.spec().rows * weight.spec().cols;
-        dequantize_into(
-            view,
-            &mut dense.slice_mut(from..next),
-            &device.cuda_stream(),
-        )
-        .map_err(wrap)?;
+        next += weight.elements();
+        let to = dense.slice_mut(from..next);
+        dequantize_into(weight, to, &device.cuda_stream()).map_err(wrap)?;
     }
     let dense = CudaStorage::wrap_cuda_slice(dense, device.clone());
     multiply(product, storage, extent, &dense)
@@ -89,21 +86,22 @@ fn by_dense_weights<T: Element + CudaDType + DeviceRepr>(
 
 fn fused<T: Element + CudaDType + DeviceRepr>(
     product: &Product,
-    views: &[CudaRef],
+    weights: &[&CudaTensor],
     storage: &CudaStorage,
     extent: &Extent,
     bias: Bias,
 ) -> Result<CudaStorage> {
     let Extent { from, to, m, .. } = *extent;
-    let ((_, outputs), device) = (product.sizes(), storage.device());
+    let ((inputs, outputs), device) = (product.sizes(), storage.device());
     let stream = device.cuda_stream();
     let x = storage.as_cuda_slice::<T>()?.slice(from..to);
+    let x = MatrixOf::new(x, m, inputs).map_err(wrap)?;
     let bias = match bias {
         Some((bias, all)) => Some(bias.as_cuda_slice::<T>()?.slice(all)),
         None => None,
     };
     let mut bytes = 0;
-    for weight in product.weights() {
+    for weight in weights {
         let of_one = if product.is_gradient() {
             weight.spec().matmul_grad_workspace_bytes::<T>(m, 0)
         } else {
@@ -120,14 +118,18 @@ fn fused<T: Element + CudaDType + DeviceRepr>(
             (bytes > 0).then(|| device.alloc::<u8>(bytes)).transpose()?,
         )
     };
-    let mut workspace = workspace.as_mut().map(|bytes| bytes.as_view_mut());
-    let (to, workspace) = (&mut y.slice_mut(..m * outputs), workspace.as_mut());
+    let mut on = Launch::new(&stream);
+    if let Some(workspace) = &mut workspace {
+        on = on.workspace(workspace.as_view_mut());
+    }
+    let to = y.slice_mut(..m * outputs);
+    let to = &mut MatrixOf::new(to, m, outputs).map_err(wrap)?;
     if product.is_gradient() {
-        matmul_grad_into(&x, m, &views[0], to, workspace, &stream)
+        matmul_grad_into(x, weights[0], to, on)
     } else if bias.is_some() {
-        matmul_into(&x, m, &views[0], bias.as_ref(), to, workspace, &stream)
+        matmul_into(x, weights[0], bias, to, on)
     } else {
-        matmul_joined_into(&x, m, views, to, workspace, &stream)
+        matmul_joined_into(x, weights, to, on)
     }
     .map_err(wrap)?;
     Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))

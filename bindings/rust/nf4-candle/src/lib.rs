@@ -20,6 +20,7 @@
 mod cuda;
 #[cfg(any(test, feature = "cuda"))]
 mod dense;
+mod operators;
 mod paths;
 mod product;
 
@@ -28,7 +29,8 @@ use std::sync::Arc;
 use candle_core::{Device, Error, Module, Result, Tensor};
 use nf4::QuantizedTensor;
 
-use product::{Biased, Product, Weight, Weights};
+use operators::Biased;
+use product::{Product, Weight, Weights};
 
 /// A linear layer with a weight in 4 bits, or with several side by side.
 #[derive(Debug, Clone)]

@@ -1,12 +1,10 @@
-//! x W^T of one weight or several as candle's operator, and its gradient, the sum of dY W.
+//! x W^T of one weight or several, and its gradient, the sum of dY W.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{
-    bail, CpuStorage, CustomOp1, CustomOp2, DType, DeviceLocation, Layout, Result, Shape, Tensor, D,
-};
-use nf4::{Element, Matrix, Path, Place, QuantizedTensor, Spec};
+use candle_core::{bail, CustomOp1, DType, DeviceLocation, Layout, Result, Shape};
+use nf4::{Element, Matrix, MatrixMut, Path, Place, QuantizedTensor, Spec};
 
 use crate::paths::{Paths, Question};
 use crate::wrap;
@@ -85,6 +83,11 @@ impl Product {
 
     pub(crate) fn is_gradient(&self) -> bool {
         self.gradient_of.is_some()
+    }
+
+    /// The weights of the layer.
+    pub(crate) fn all_weights(&self) -> &Arc<Weights> {
+        &self.weights
     }
 
     /// The weights that are multiplied with: of a gradient one.
@@ -167,7 +170,7 @@ impl Product {
     }
 
     /// Where a bias lies in its storage.
-    fn extent_of_bias(&self, layout: &Layout) -> Result<Range<usize>> {
+    pub(crate) fn extent_of_bias(&self, layout: &Layout) -> Result<Range<usize>> {
         let (name, (_, rows)) = (self.name(), self.sizes());
         match layout.contiguous_offsets() {
             Some((from, to)) if to - from == rows => Ok(from..to),
@@ -176,143 +179,33 @@ impl Product {
     }
 
     /// A bias goes with one weight.
-    fn on_host<T: Element>(&self, x: &[T], m: usize, bias: Option<&[T]>) -> Result<Vec<T>> {
-        let x = Matrix::new(x, m, self.sizes().0).map_err(wrap)?;
-        let mut products = Vec::with_capacity(self.weights().len());
+    pub(crate) fn on_host<T: Element>(
+        &self,
+        x: &[T],
+        m: usize,
+        bias: Option<&[T]>,
+    ) -> Result<Vec<T>> {
+        let (inputs, outputs) = self.sizes();
+        let x = Matrix::new(x, m, inputs).map_err(wrap)?;
+        let mut weights = Vec::with_capacity(self.weights().len());
         for weight in self.weights() {
             #[allow(irrefutable_let_patterns)]
             let Weight::Host(weight) = weight
             else {
                 bail!("{}: the weight is on a GPU, the input is not", self.name());
             };
-            if self.is_gradient() {
-                return nf4::matmul_grad(x, weight, 0).map_err(wrap);
-            }
-            products.push(nf4::Product {
-                bias,
-                ..nf4::Product::new(x, weight)
-            });
+            weights.push(weight);
         }
-        let mut parts = nf4::matmul_batch(&products, 0).map_err(wrap)?;
-        if let [y] = &mut parts[..] {
-            return Ok(std::mem::take(y));
-        }
-        let rows = (0..m).flat_map(|row| {
-            parts.iter().flat_map(move |y| {
-                let columns = y.len() / m;
-                &y[row * columns..(row + 1) * columns]
-            })
-        });
-        Ok(rows.copied().collect())
-    }
-}
-
-impl CustomOp1 for Product {
-    fn name(&self) -> &'static str {
         if self.is_gradient() {
-            "nf4-matmul-grad"
-        } else {
-            "nf4-matmul"
+            return nf4::matmul_grad(x, weights[0], 0).map_err(wrap);
         }
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let Extent { from, to, m, shape } = self.extent(layout)?;
-        let y = match storage {
-            CpuStorage::F32(x) => CpuStorage::F32(self.on_host(&x[from..to], m, None)?),
-            CpuStorage::F16(x) => CpuStorage::F16(self.on_host(&x[from..to], m, None)?),
-            CpuStorage::BF16(x) => CpuStorage::BF16(self.on_host(&x[from..to], m, None)?),
-            _ => bail!("{}: the input is neither F32, F16 nor BF16", self.name()),
-        };
-        Ok((y, shape))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        storage: &candle_core::CudaStorage,
-        layout: &Layout,
-    ) -> Result<(candle_core::CudaStorage, Shape)> {
-        crate::cuda::forward(self, storage, layout, None)
-    }
-
-    fn bwd(&self, _x: &Tensor, _y: &Tensor, grad_y: &Tensor) -> Result<Option<Tensor>> {
-        if self.is_gradient() {
-            bail!("{}: it has no gradient of its own", self.name());
+        if bias.is_some() {
+            return nf4::matmul(x, weights[0], bias, 0).map_err(wrap);
         }
-        let (mut sum, mut from): (Option<Tensor>, _) = (None, 0);
-        for (i, weight) in self.weights.all.iter().enumerate() {
-            let rows = weight.spec().rows;
-            let part = grad_y.narrow(D::Minus1, from, rows)?.contiguous()?;
-            let gradient = Product::new(self.weights.clone()).with_gradient_of(Some(i));
-            let gradient = part.apply_op1(gradient)?;
-            sum = Some(match sum {
-                Some(sum) => (sum + gradient)?,
-                None => gradient,
-            });
-            from += rows;
-        }
-        Ok(sum)
-    }
-}
-
-/// A product and what the launch adds to each of its rows, of one weight.
-pub(crate) struct Biased(pub(crate) Product);
-
-impl CustomOp2 for Biased {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    fn cpu_fwd(
-        &self,
-        storage: &CpuStorage,
-        layout: &Layout,
-        bias: &CpuStorage,
-        bias_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let Extent { from, to, m, shape } = self.0.extent(layout)?;
-        let (x, all) = (from..to, self.0.extent_of_bias(bias_layout)?);
-        let y = match (storage, bias) {
-            (CpuStorage::F32(values), CpuStorage::F32(bias)) => {
-                CpuStorage::F32(self.0.on_host(&values[x], m, Some(&bias[all]))?)
-            }
-            (CpuStorage::F16(values), CpuStorage::F16(bias)) => {
-                CpuStorage::F16(self.0.on_host(&values[x], m, Some(&bias[all]))?)
-            }
-            (CpuStorage::BF16(values), CpuStorage::BF16(bias)) => {
-                CpuStorage::BF16(self.0.on_host(&values[x], m, Some(&bias[all]))?)
-            }
-            _ => bail!(
-                "{}: input and bias are not both F32, F16 or BF16",
-                self.name()
-            ),
-        };
-        Ok((y, shape))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        storage: &candle_core::CudaStorage,
-        layout: &Layout,
-        bias: &candle_core::CudaStorage,
-        bias_layout: &Layout,
-    ) -> Result<(candle_core::CudaStorage, Shape)> {
-        let all = self.0.extent_of_bias(bias_layout)?;
-        crate::cuda::forward(&self.0, storage, layout, Some((bias, all)))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        bias: &Tensor,
-        y: &Tensor,
-        grad_y: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let rows = grad_y.reshape(((), self.0.sizes().1))?;
-        let of_bias = rows.sum(0)?.reshape(bias.shape())?;
-        Ok((self.0.bwd(x, y, grad_y)?, Some(of_bias)))
+        let mut y = vec![T::ZERO; m * outputs];
+        let to = &mut MatrixMut::new(&mut y, m, outputs).map_err(wrap)?;
+        nf4::matmul_joined_into(x, &weights, to, 0).map_err(wrap)?;
+        Ok(y)
     }
 }
 

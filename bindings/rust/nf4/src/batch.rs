@@ -1,60 +1,56 @@
-//! Several products in one call, on host memory.
+//! Several products in one call.
 
 use std::ptr;
 
 use nf4_sys as sys;
 
-use crate::error::{check, of_product};
+use crate::error::{check, check_length, of_product};
 use crate::info::check_version;
-use crate::kind::{Descriptor, Functions, HostView};
-use crate::matmul::{check_operands, reserve_y, Operands};
-use crate::ops::thread_count;
-use crate::{Element, Error, Matrix, MatrixMut, QuantizedRef, Result, Weight};
+use crate::kind::{Descriptor, Weight};
+use crate::matmul::{check_bias, Operands};
+use crate::matrix::{Fresh, MatrixOf};
+use crate::memory::{optional, Call, Host, Memory, Read, Write};
+use crate::{Element, QuantizedTensor, Result};
 
-/// `x` times the transpose of `weight`, plus a bias: one of the products of [`matmul_batch`]. `W`
-/// is [`QuantizedRef`] or [`Int4Ref`](crate::Int4Ref).
+/// `x` times the transpose of `weight`, plus a bias: one of the products of [`matmul_batch`]. The
+/// buffer `X` holds x; `W` is a [`Weight`] or a reference to one.
 #[derive(Debug, Clone, Copy)]
-pub struct Product<'a, T, W = QuantizedRef<'a>> {
+pub struct ProductOf<X, W> {
     /// `[m, cols]`; `cols` is that of the weight.
-    pub x: Matrix<'a, T>,
+    pub x: MatrixOf<X>,
     /// The weight.
     pub weight: W,
     /// `[rows]` of the weight.
-    pub bias: Option<&'a [T]>,
+    pub bias: Option<X>,
 }
 
-impl<'a, T: Element, W: HostView> Product<'a, T, W> {
+/// A product on the host.
+pub type Product<'a, T, W = &'a QuantizedTensor> = ProductOf<&'a [T], W>;
+
+impl<X: Read, W: Weight<Memory = X::Memory>> ProductOf<X, W> {
     /// Without a bias.
-    pub fn new(x: Matrix<'a, T>, weight: impl Weight<'a, View = W>) -> Self {
-        Product {
+    pub fn new(x: MatrixOf<X>, weight: W) -> Self {
+        ProductOf {
             x,
-            weight: weight.into_view(),
+            weight,
             bias: None,
         }
     }
 
     fn check(&self) -> Result<()> {
-        check_operands(&self.weight, &self.x, self.bias)
-    }
-
-    fn operands(&self, y: *mut T, y_stride: usize) -> Operands<T> {
-        Operands {
-            m: self.x.shape.rows,
-            x: self.x.values.as_ptr(),
-            x_stride: self.x.shape.stride,
-            bias: self.bias.map_or(ptr::null(), <[T]>::as_ptr),
-            y,
-            y_stride,
-        }
+        let (rows, cols) = self.weight.shape();
+        self.x.shape.check("x", self.x.shape.rows, cols)?;
+        check_bias(self.bias.as_ref(), rows)
     }
 }
 
 /// Several products in one call, such as q, k and v, or gate and up; at most 64, all with weights
-/// of one kind. Bit-equal to
-/// [`matmul`](crate::matmul) for each. The threads share the rows of all weights.
+/// of one kind. Bit-equal to [`matmul`](crate::matmul) for each. The threads share the rows of all
+/// weights.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if there are too many, or an operand of one does not fit its weight.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are too many, or an operand of
+/// one does not fit its weight.
 ///
 /// ```
 /// use nf4::{matmul_batch, quantize, Matrix, Product, Spec};
@@ -66,36 +62,30 @@ impl<'a, T: Element, W: HostView> Product<'a, T, W> {
 /// assert_eq!(y, [vec![32.0; 3], vec![-64.0; 2]]);
 /// # Ok::<(), nf4::Error>(())
 /// ```
-pub fn matmul_batch<T: Element>(
-    products: &[Product<'_, T, impl HostView>],
+pub fn matmul_batch<T: Element, W: Weight<Memory = Host>>(
+    products: &[Product<'_, T, W>],
     threads: u32,
 ) -> Result<Vec<Vec<T>>> {
-    let mut all = Vec::with_capacity(products.len());
-    for (i, product) in products.iter().enumerate() {
-        let y = product
-            .check()
-            .and_then(|()| reserve_y(product.x.shape.rows, product.weight.shape().0));
-        all.push(y.map_err(|error| of_product(i, error))?);
-    }
-    let places = products.iter().zip(&mut all).map(|(product, y)| {
-        let (stride, _) = product.weight.shape();
-        product.operands(y.as_mut_ptr(), stride)
+    let y = products.iter().enumerate().map(|(i, product)| {
+        let fits = product.check();
+        fits.and_then(|()| Fresh::matrix(product.x.shape.rows, product.weight.shape().0))
+            .map_err(|error| of_product(i, error))
     });
-    // SAFETY: the operands were checked, and each vector has room for its product and is nobody
-    // else's.
-    unsafe { matmul_batch_raw(products, places, threads) }?;
-    for (product, y) in products.iter().zip(&mut all) {
-        // SAFETY: libnf4 has written every element.
-        unsafe { y.set_len(product.x.shape.rows * product.weight.shape().0) };
-    }
-    Ok(all)
+    let mut y: Vec<_> = y.collect::<Result<_>>()?;
+    matmul_batch_into(products, &mut y, threads)?;
+    // SAFETY: libnf4 has written every element.
+    let written = y.into_iter().map(|y| unsafe { y.assume_written() });
+    Ok(written.collect())
 }
 
 /// Writes the products that [`matmul_batch`] gives to `y`, one for each, each of as many rows as
-/// its `x` and as many columns as its weight has rows.
+/// its `x` and as many columns as its weight has rows. On a GPU those of few rows share launches.
+/// `on` is as in [`matmul_into`](crate::matmul_into); the workspace is of
+/// [`matmul_batch_workspace_bytes`], which is that of the product that needs most.
 ///
 /// # Errors
-/// As [`matmul_batch`], and if there are not as many `y` or one does not fit.
+/// As [`matmul_batch`], and if there are not as many `y` or one does not fit; for a launch also those
+/// of [`dequantize_into`](crate::dequantize_into), after which the outputs are unspecified.
 ///
 /// ```
 /// use nf4::{matmul_batch_into, quantize, Matrix, MatrixMut, Product, Spec};
@@ -108,81 +98,169 @@ pub fn matmul_batch<T: Element>(
 /// assert_eq!((first, second), ([32.0, 32.0], [33.0, 34.0]));
 /// # Ok::<(), nf4::Error>(())
 /// ```
-pub fn matmul_batch_into<T: Element>(
-    products: &[Product<'_, T, impl HostView>],
-    y: &mut [MatrixMut<'_, T>],
-    threads: u32,
-) -> Result<()> {
-    if y.len() != products.len() {
-        let (ours, theirs) = (y.len(), products.len());
-        return Err(Error::InvalidArgument(format!(
-            "y has {ours} elements; expected {theirs}, as products"
-        )));
-    }
+pub fn matmul_batch_into<'c, X, Y, W>(
+    products: &[ProductOf<X, W>],
+    y: &mut [MatrixOf<Y>],
+    on: impl Into<Call<'c, X::Memory>>,
+) -> Result<()>
+where
+    X: Read<Element: Element>,
+    Y: Write<Element = X::Element, Memory = X::Memory>,
+    W: Weight<Memory = X::Memory>,
+{
+    check_length("y", y.len(), products.len())?;
     for (i, (product, y)) in products.iter().zip(&*y).enumerate() {
         let (m, rows) = (product.x.shape.rows, product.weight.shape().0);
         let fits = product.check().and_then(|()| y.shape.check("y", m, rows));
         fits.map_err(|error| of_product(i, error))?;
     }
-    let places = products
-        .iter()
-        .zip(y)
-        .map(|(product, y)| product.operands(y.values.as_mut_ptr(), y.shape.stride));
-    // SAFETY: the operands were checked; each slice reaches to the end of its last row, as was
-    // checked when the matrix was made, and is borrowed mutably.
-    unsafe { matmul_batch_raw(products, places, threads) }
+    let access = X::Memory::access(on.into(), 0);
+    let mut batch = RawBatch::new()?;
+    for (product, y) in products.iter().zip(y) {
+        let operands = Operands {
+            m: product.x.shape.rows,
+            x: product.x.address("x", &access)?,
+            x_stride: product.x.shape.stride,
+            bias: optional("bias", product.bias.as_ref(), &access)?,
+            y_stride: y.shape.stride,
+            y: y.address_mut("y", &access)?,
+        };
+        batch.push(product.weight.raw(&access), &operands)?;
+    }
+    // SAFETY: the parts of the weights, and each matrix against its buffer, were checked when they were
+    // made, the rest above; each y is borrowed mutably.
+    unsafe { batch.run::<X::Memory>(access) }
 }
 
-/// # Safety
-/// `Product::check` has passed for each of `products`, `operands` are theirs, and each `y` can be
-/// written for the rows of its product, and is nobody else's. It need not be initialised; on
-/// success these elements are.
-unsafe fn matmul_batch_raw<T: Element>(
-    products: &[Product<'_, T, impl HostView>],
-    operands: impl Iterator<Item = Operands<T>>,
-    threads: u32,
-) -> Result<()> {
-    let batch = RawBatch::new(products.iter().map(|each| each.weight.raw()), operands)?;
-    let weights = batch.weights();
-    // SAFETY: the parts of the weights, and each x against its slice, were checked when they were
-    // made, the rest by `check`; all of those are only read, and each y is as the caller promises.
+/// Writes the products of one `x` with weights of the same columns, such as q, k and v, side by side:
+/// `y` has as many columns as all weights have rows. All else is as in [`matmul_batch_into`].
+///
+/// # Errors
+/// As [`matmul_batch_into`].
+///
+/// ```
+/// use nf4::{matmul_joined_into, quantize, Matrix, MatrixMut, Spec};
+/// let gate = quantize(&[0.5f32; 64], Spec::new(1, 64).flat(), 0)?;
+/// let up = quantize(&[-1.0f32; 2 * 64], Spec::new(2, 64).flat(), 0)?;
+/// let (x, mut y) = ([1.0f32; 64], [0.0; 3]);
+/// let mut joined = MatrixMut::new(&mut y, 1, 3)?;
+/// matmul_joined_into(Matrix::new(&x, 1, 64)?, &[&gate, &up], &mut joined, 0)?;
+/// assert_eq!(y, [32.0, -64.0, -64.0]);
+/// # Ok::<(), nf4::Error>(())
+/// ```
+pub fn matmul_joined_into<'c, X, Y, W>(
+    x: MatrixOf<X>,
+    weights: &[W],
+    y: &mut MatrixOf<Y>,
+    on: impl Into<Call<'c, X::Memory>>,
+) -> Result<()>
+where
+    X: Read<Element: Element>,
+    Y: Write<Element = X::Element, Memory = X::Memory>,
+    W: Weight<Memory = X::Memory>,
+{
+    let m = x.shape.rows;
+    for (i, weight) in weights.iter().enumerate() {
+        let fits = x.shape.check("x", m, weight.shape().1);
+        fits.map_err(|error| of_product(i, error))?;
+    }
+    let mut rows = weights.iter().map(|weight| weight.shape().0);
+    let columns = rows.try_fold(0usize, |sum, rows| sum.checked_add(rows));
+    y.shape.check("y", m, columns.unwrap_or(usize::MAX))?;
+    let y_stride = y.shape.stride;
+    let access = X::Memory::access(on.into(), 0);
+    let mut batch = RawBatch::new()?;
+    let from = x.address("x", &access)?;
+    let mut next = y.address_mut("y", &access)?;
+    for weight in weights {
+        let operands = Operands {
+            m,
+            x: from,
+            x_stride: x.shape.stride,
+            bias: ptr::null(),
+            y: next,
+            y_stride,
+        };
+        next = next.wrapping_add(weight.shape().0);
+        batch.push(weight.raw(&access), &operands)?;
+    }
+    // SAFETY: as in matmul_batch_into; the products write columns of their own.
+    unsafe { batch.run::<X::Memory>(access) }
+}
+
+/// Workspace of a [`matmul_batch_into`] of these products on a GPU, in bytes: that of the product that
+/// needs most.
+///
+/// # Errors
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are too many, or a number of
+/// one is out of range.
+pub fn matmul_batch_workspace_bytes<X, W>(products: &[ProductOf<X, W>]) -> Result<usize>
+where
+    X: Read<Element: Element>,
+    W: Weight<Memory = X::Memory>,
+{
+    let mut batch = RawBatch::new()?;
+    for ProductOf { x, weight, .. } in products {
+        let (rows, cols) = weight.shape();
+        let operands = Operands::<X::Element>::contiguous(x.shape.rows, cols, rows);
+        batch.push(weight.nowhere(), &operands)?;
+    }
+    let (weights, mut bytes) = (batch.weights(), 0);
+    let query = W::Raw::BATCH.workspace_size;
+    // SAFETY: the arrays and what they point at live through the call.
     check(unsafe {
-        let (weights, args) = (weights.as_ptr(), batch.args.as_ptr());
-        (batch.functions().batch_cpu)(weights, args, batch.args.len(), thread_count(threads))
-    })
+        query(
+            weights.as_ptr(),
+            batch.args.as_ptr(),
+            weights.len(),
+            &mut bytes,
+        )
+    })?;
+    Ok(bytes)
 }
 
-/// The structs of a batch, host or device memory alike.
-pub(crate) struct RawBatch<W> {
-    tensors: Vec<W>,
-    pub args: Vec<sys::nf4_matmul_args>,
+/// The structs of a batch.
+struct RawBatch<Raw> {
+    tensors: Vec<Raw>,
+    args: Vec<sys::nf4_matmul_args>,
 }
 
-impl<W: Descriptor> RawBatch<W> {
-    pub(crate) fn new<T: Element>(
-        tensors: impl Iterator<Item = Result<W>>,
-        operands: impl Iterator<Item = Operands<T>>,
-    ) -> Result<Self> {
+impl<Raw: Descriptor> RawBatch<Raw> {
+    fn new() -> Result<Self> {
         check_version()?; // of no products there would be none who asks
-        let named = |(i, result): (usize, Result<_>)| result.map_err(|error| of_product(i, error));
-        let tensors: Result<_> = tensors.enumerate().map(named).collect();
-        let args: Result<_> = operands
-            .enumerate()
-            .map(|(i, each)| each.raw().map_err(|error| of_product(i, error)))
-            .collect();
         Ok(RawBatch {
-            tensors: tensors?,
-            args: args?,
+            tensors: Vec::new(),
+            args: Vec::new(),
         })
     }
 
-    /// The C functions of its weights.
-    pub(crate) fn functions(&self) -> Functions<W> {
-        W::FUNCTIONS
+    fn push<T: Element>(&mut self, tensor: Result<Raw>, operands: &Operands<T>) -> Result<()> {
+        let named = |error| of_product(self.args.len(), error);
+        let (tensor, args) = (tensor.map_err(named)?, operands.raw().map_err(named)?);
+        self.tensors.push(tensor);
+        self.args.push(args);
+        Ok(())
     }
 
     /// Valid as long as the batch is borrowed.
-    pub(crate) fn weights(&self) -> Vec<*const W> {
+    fn weights(&self) -> Vec<*const Raw> {
         self.tensors.iter().map(ptr::from_ref).collect()
+    }
+
+    /// # Safety
+    /// As for [`Functions::run`](crate::kind::Functions::run), for all products.
+    unsafe fn run<M: Memory>(&self, access: M::Access<'_>) -> Result<()> {
+        let (weights, functions) = (self.weights(), Raw::BATCH);
+        let (first, args, count) = (weights.as_ptr(), self.args.as_ptr(), weights.len());
+        M::run(
+            access,
+            // SAFETY: the arrays and what they point at live through the call; the rest is as the
+            // caller promises.
+            |_, threads| unsafe { (functions.cpu)(first, args, count, threads) },
+            // SAFETY: as above; libnf4 checks the size of the workspace.
+            |scratch, stream| unsafe {
+                (functions.launch)(first, args, count, scratch.first, scratch.bytes, stream)
+            },
+        )
     }
 }

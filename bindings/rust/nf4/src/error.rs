@@ -122,6 +122,18 @@ where
     })
 }
 
+/// `threads` of the C interface: "at most", so a huge number is as good as the largest.
+pub(crate) fn thread_count(threads: u32) -> i32 {
+    i32::try_from(threads).unwrap_or(i32::MAX)
+}
+
+/// The product of two sizes. `name` is for the error.
+pub(crate) fn product(name: &str, a: usize, b: usize) -> Result<usize> {
+    a.checked_mul(b).ok_or_else(|| {
+        Error::InvalidArgument(format!("{name} is {a} * {b}; expected what fits usize"))
+    })
+}
+
 /// Checks that a buffer has exactly the length that the tensor needs.
 pub(crate) fn check_length(name: &str, length: usize, expected: usize) -> Result<()> {
     if length == expected {

@@ -70,16 +70,21 @@ mod sealed {
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     /// The type as libnf4 knows it.
     const DTYPE: DType;
+    /// 0, of which all bits are 0.
+    const ZERO: Self;
 }
 
 impl Element for f32 {
     const DTYPE: DType = DType::F32;
+    const ZERO: Self = 0.0;
 }
 
 impl Element for f16 {
     const DTYPE: DType = DType::F16;
+    const ZERO: Self = f16::ZERO;
 }
 
 impl Element for bf16 {
     const DTYPE: DType = DType::Bf16;
+    const ZERO: Self = bf16::ZERO;
 }

@@ -1,39 +1,44 @@
-//! Products of a stack of experts (mixture of experts), on host memory.
+//! Products of a stack of experts (mixture of experts).
 
-use std::ffi::c_void;
 use std::ptr;
 
 use nf4_sys as sys;
 
-use crate::error::{check, check_length, convert};
-use crate::int4::Int4Stack;
-use crate::kind::Described;
-use crate::matmul::{product, reserve_y};
-use crate::ops::thread_count;
-use crate::{Element, Int4Spec, Matrix, QuantizedRef, Result, Spec};
+use crate::error::{check_length, convert, product};
+use crate::kind::{Descriptor, Experts, Functions, GROUPED_GRAD};
+use crate::matrix::{Fresh, MatrixOf};
+use crate::memory::{optional, Call, Host, Memory, Read, Write};
+use crate::{Element, Result};
 
 /// What the experts of a weight are multiplied with. There are as many experts as `ends`, and each
-/// has as many of the weight's rows. In [`matmul_grouped_grad`] `x` is the gradient of y.
+/// has as many of the weight's rows. In [`matmul_grouped_grad`] `x` is the gradient of y. The buffers
+/// `X`, `Index` and `Floats` hold the operands; its name on the host is [`Grouped`].
+///
+/// A launch on a GPU reads `ends`, `x_index` and `row_scale` there alone, and any values are allowed:
+/// a CUDA graph may be replayed with others.
 #[derive(Debug, Clone, Copy)]
-pub struct Grouped<'a, T> {
+pub struct GroupedOf<X, Index, Floats> {
     /// `[_, cols]`; in the gradient `[_, rows of an expert]`.
-    pub x: Matrix<'a, T>,
+    pub x: MatrixOf<X>,
     /// Where the rows of y of each expert end: those of an expert begin where those of the one
     /// before it end.
-    pub ends: &'a [i32],
+    pub ends: Index,
     /// The row of `x` for each row of y; one out of range stands for zeros. Without it, row i for
     /// row i.
-    pub x_index: Option<&'a [i32]>,
+    pub x_index: Option<Index>,
     /// `[experts, rows of an expert]`, contiguous; `None` in the gradient.
-    pub bias: Option<&'a [T]>,
+    pub bias: Option<X>,
     /// What each row of y is multiplied with, such as the router's weights.
-    pub row_scale: Option<&'a [f32]>,
+    pub row_scale: Option<Floats>,
 }
 
-impl<'a, T> Grouped<'a, T> {
+/// What the experts of a weight on the host are multiplied with.
+pub type Grouped<'a, T> = GroupedOf<&'a [T], &'a [i32], &'a [f32]>;
+
+impl<X, I, F> GroupedOf<X, I, F> {
     /// Rows of x that are sorted by expert, without bias and scales.
-    pub fn new(x: Matrix<'a, T>, ends: &'a [i32]) -> Self {
-        Grouped {
+    pub fn new(x: MatrixOf<X>, ends: I) -> Self {
+        GroupedOf {
             x,
             ends,
             x_index: None,
@@ -41,49 +46,39 @@ impl<'a, T> Grouped<'a, T> {
             row_scale: None,
         }
     }
+}
 
+impl<X, I: Read, F> GroupedOf<X, I, F> {
     /// Rows of y.
     fn m(&self) -> usize {
-        self.x_index.map_or(self.x.shape.rows, <[i32]>::len)
+        let index = self.x_index.as_ref();
+        index.map_or(self.x.shape.rows, I::length)
     }
 }
 
-/// Addresses and sizes, in host or device memory alike.
-pub(crate) struct RawGrouped {
-    pub dtype: sys::nf4_dtype,
-    pub experts: usize,
-    pub m: usize,
-    pub x: *const c_void,
-    pub x_stride: usize,
-    pub x_rows: usize,
-    pub y: *mut c_void,
-    pub y_stride: usize,
-    pub ends: *const i32,
-    pub x_index: *const i32,
-    pub bias: *const c_void,
-    pub bias_stride: usize,
-    pub row_scale: *const f32,
-}
-
-impl RawGrouped {
-    pub(crate) fn raw(&self) -> Result<sys::nf4_grouped_args> {
-        Ok(sys::nf4_grouped_args {
-            struct_size: size_of::<sys::nf4_grouped_args>(),
-            dtype: self.dtype,
-            experts: convert("experts", self.experts)?,
-            m: convert("m", self.m)?,
-            x: self.x,
-            x_stride: convert("x_stride", self.x_stride)?,
-            x_rows: convert("x_rows", self.x_rows)?,
-            y: self.y,
-            y_stride: convert("y_stride", self.y_stride)?,
-            ends: self.ends,
-            x_index: self.x_index,
-            bias: self.bias,
-            bias_stride: convert("bias_stride", self.bias_stride)?,
-            row_scale: self.row_scale,
-        })
-    }
+/// Operands without addresses, for a query of a launch with x_index.
+pub(crate) fn nowhere<T: Element>(
+    experts: usize,
+    m: usize,
+    x_stride: usize,
+    y_stride: usize,
+) -> Result<sys::nf4_grouped_args> {
+    Ok(sys::nf4_grouped_args {
+        struct_size: size_of::<sys::nf4_grouped_args>(),
+        dtype: T::DTYPE.as_raw(),
+        experts: convert("experts", experts)?,
+        m: convert("m", m)?,
+        x: ptr::null(),
+        x_stride: convert("x_stride", x_stride)?,
+        x_rows: convert("x_rows", m)?,
+        y: ptr::null_mut(),
+        y_stride: convert("y_stride", y_stride)?,
+        ends: ptr::null(),
+        x_index: ptr::NonNull::<i32>::dangling().as_ptr(),
+        bias: ptr::null(),
+        bias_stride: 0,
+        row_scale: ptr::null(),
+    })
 }
 
 /// The product of the rows of each expert with its part of the weight, `[m, rows of an expert]` in
@@ -110,20 +105,64 @@ impl RawGrouped {
 /// assert_eq!(matmul_grouped(&operands, &weight, 0)?, [32.0, 32.0, 64.0, 64.0, 0.0, 0.0]);
 /// # Ok::<(), nf4::Error>(())
 /// ```
-pub fn matmul_grouped<'a, T: Element>(
+///
+/// With experts of integers:
+///
+/// ```
+/// use half::f16;
+/// use nf4::{matmul_grouped, ColumnsOf, Grouped, Int4Layout, Int4PartsRef, Int4Spec};
+/// use nf4::{Int4Stack, Matrix};
+/// // Two experts of one row of eight codes; all zero points are 8.
+/// let spec = Int4Spec::new(Int4Layout::CompressedTensors, 1, 8).group_size(Some(8));
+/// let parts = Int4PartsRef {
+///     packed: &[0x9999_9999, 0xAAAA_AAAA],
+///     scales: &[f16::ONE.to_bits(), f16::ONE.to_bits()],
+///     zeros: None,
+///     columns: ColumnsOf::InOrder,
+/// };
+/// let x = [1.0f32; 16];
+/// let operands = Grouped::new(Matrix::new(&x, 2, 8)?, &[1, 2]);
+/// let y = matmul_grouped(&operands, Int4Stack::new(spec, 2, parts)?, 0)?;
+/// assert_eq!(y, [8.0, 16.0]);
+/// # Ok::<(), nf4::Error>(())
+/// ```
+pub fn matmul_grouped<T: Element>(
     operands: &Grouped<'_, T>,
-    weight: impl Into<QuantizedRef<'a>>,
+    weight: impl Experts<Memory = Host>,
     threads: u32,
 ) -> Result<Vec<T>> {
-    let weight = weight.into();
-    let (rows, cols) = weight.shape();
-    let of_expert = rows / operands.ends.len().max(1);
-    let raw = weight.raw()?;
-    run(operands, cols, of_expert, rows, |args| {
-        // SAFETY: the parts of the weight were checked when it was made, the operands by `run`;
-        // libnf4 refuses experts that do not divide the rows.
-        unsafe { sys::nf4_matmul_grouped_cpu(&raw, args, thread_count(threads)) }
-    })
+    let (rows, _) = weight.expert_shape(operands.ends.len())?;
+    let y = zeros(operands.m(), rows)?;
+    with_y(y, |y| matmul_grouped_into(operands, weight, y, threads))
+}
+
+/// Writes the product that [`matmul_grouped`] gives to `y`; its rows behind the last end are
+/// unspecified.
+///
+/// `on` is as in [`matmul_into`](crate::matmul_into). A launch on a GPU takes [`half::f16`] and
+/// [`half::bf16`], and needs a workspace of
+/// [`Spec::matmul_grouped_workspace_bytes`](crate::Spec::matmul_grouped_workspace_bytes) or
+/// [`Int4Spec::matmul_grouped_workspace_bytes`](crate::Int4Spec::matmul_grouped_workspace_bytes).
+///
+/// # Errors
+/// As [`matmul_grouped`], and if `y` does not fit; for a launch also those of
+/// [`dequantize_into`](crate::dequantize_into).
+pub fn matmul_grouped_into<'c, X, I, F, Y, W>(
+    operands: &GroupedOf<X, I, F>,
+    weight: W,
+    y: &mut MatrixOf<Y>,
+    on: impl Into<Call<'c, X::Memory>>,
+) -> Result<()>
+where
+    X: Read<Element: Element>,
+    I: Read<Element = i32, Memory = X::Memory>,
+    F: Read<Element = f32, Memory = X::Memory>,
+    Y: Write<Element = X::Element, Memory = X::Memory>,
+    W: Experts<Memory = X::Memory>,
+{
+    let (rows, cols) = weight.expert_shape(operands.ends.length())?;
+    let names = [("x", cols), ("y", rows)];
+    run(&W::Raw::GROUPED, operands, names, &weight, y, on.into())
 }
 
 /// The gradient of [`matmul_grouped`] with respect to the rows of x that its rows of y were made
@@ -145,193 +184,107 @@ pub fn matmul_grouped<'a, T: Element>(
 /// assert_eq!((grad_x[0], grad_x[64]), (1.5, 14.0));
 /// # Ok::<(), nf4::Error>(())
 /// ```
-pub fn matmul_grouped_grad<'a, T: Element>(
+pub fn matmul_grouped_grad<T: Element>(
     operands: &Grouped<'_, T>,
-    weight: impl Into<QuantizedRef<'a>>,
+    weight: impl Experts<Memory = Host, Raw = sys::nf4_tensor>,
     threads: u32,
 ) -> Result<Vec<T>> {
-    let weight = weight.into();
-    let (rows, cols) = weight.shape();
-    let of_expert = rows / operands.ends.len().max(1);
-    let raw = weight.raw()?;
-    run(operands, of_expert, cols, rows, |args| {
-        // SAFETY: as in matmul_grouped.
-        unsafe { sys::nf4_matmul_grouped_grad_cpu(&raw, args, thread_count(threads)) }
+    let (_, cols) = weight.expert_shape(operands.ends.len())?;
+    let grad_x = zeros(operands.m(), cols)?;
+    with_y(grad_x, |grad_x| {
+        matmul_grouped_grad_into(operands, weight, grad_x, threads)
     })
 }
 
-/// [`matmul_grouped`] with experts of integers, as many as `ends`.
+/// Writes what [`matmul_grouped_grad`] gives to `grad_x`; its rows behind the last end are
+/// unspecified. All else is as in [`matmul_grouped_into`], with a workspace of
+/// [`Spec::matmul_grouped_grad_workspace_bytes`](crate::Spec::matmul_grouped_grad_workspace_bytes).
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if an operand does not fit the weight.
-///
-/// ```
-/// use half::f16;
-/// use nf4::{matmul_grouped_int4, ColumnsOf, Grouped, Int4Layout, Int4PartsRef, Int4Spec};
-/// use nf4::{Int4Stack, Matrix};
-/// // Two experts of one row of eight codes; all zero points are 8.
-/// let spec = Int4Spec::new(Int4Layout::CompressedTensors, 1, 8).group_size(Some(8));
-/// let parts = Int4PartsRef {
-///     packed: &[0x9999_9999, 0xAAAA_AAAA],
-///     scales: &[f16::ONE.to_bits(), f16::ONE.to_bits()],
-///     zeros: None,
-///     columns: ColumnsOf::InOrder,
-/// };
-/// let x = [1.0f32; 16];
-/// let operands = Grouped::new(Matrix::new(&x, 2, 8)?, &[1, 2]);
-/// let y = matmul_grouped_int4(&operands, Int4Stack::new(spec, 2, parts)?, 0)?;
-/// assert_eq!(y, [8.0, 16.0]);
-/// # Ok::<(), nf4::Error>(())
-/// ```
-pub fn matmul_grouped_int4<T: Element>(
-    operands: &Grouped<'_, T>,
-    weight: Int4Stack<'_>,
-    threads: u32,
-) -> Result<Vec<T>> {
-    let (rows, cols) = weight.expert_shape();
-    check_length("ends", operands.ends.len(), weight.experts())?;
-    let of_all = product("experts * rows", weight.experts(), rows)?;
-    let raw = weight.raw()?;
-    run(operands, cols, rows, of_all, |args| {
-        // SAFETY: the parts of the stack were checked when it was made, the operands by `run`.
-        unsafe { sys::nf4_int4_matmul_grouped_cpu(&raw, args, thread_count(threads)) }
-    })
+/// As [`matmul_grouped_into`] and [`matmul_grouped_grad`].
+pub fn matmul_grouped_grad_into<'c, X, I, F, Y>(
+    operands: &GroupedOf<X, I, F>,
+    weight: impl Experts<Memory = X::Memory, Raw = sys::nf4_tensor>,
+    grad_x: &mut MatrixOf<Y>,
+    on: impl Into<Call<'c, X::Memory>>,
+) -> Result<()>
+where
+    X: Read<Element: Element>,
+    I: Read<Element = i32, Memory = X::Memory>,
+    F: Read<Element = f32, Memory = X::Memory>,
+    Y: Write<Element = X::Element, Memory = X::Memory>,
+{
+    let (rows, cols) = weight.expert_shape(operands.ends.length())?;
+    let names = [("x", rows), ("y", cols)];
+    run(&GROUPED_GRAD, operands, names, &weight, grad_x, on.into())
 }
 
-/// Checks the operands, calls libnf4 on them and a new y, and returns that. `of_all`: rows of all
-/// experts.
-fn run<T: Element>(
-    operands: &Grouped<'_, T>,
-    x_columns: usize,
-    y_columns: usize,
-    of_all: usize,
-    call: impl FnOnce(&sys::nf4_grouped_args) -> sys::nf4_status,
+fn zeros<T: Element>(m: usize, columns: usize) -> Result<MatrixOf<Fresh<T>>> {
+    MatrixOf::new(Fresh::matrix(m, columns)?.values.zeroed(), m, columns)
+}
+
+fn with_y<T: Element>(
+    mut y: MatrixOf<Fresh<T>>,
+    call: impl FnOnce(&mut MatrixOf<Fresh<T>>) -> Result<()>,
 ) -> Result<Vec<T>> {
-    let (experts, m, x) = (operands.ends.len(), operands.m(), &operands.x);
-    x.shape.check("x", x.shape.rows, x_columns)?;
-    if let Some(bias) = operands.bias {
-        check_length("bias", bias.len(), of_all)?;
+    call(&mut y)?;
+    // SAFETY: it was filled with zeros, and libnf4 has written the rows of the experts.
+    Ok(unsafe { y.assume_written() })
+}
+
+/// Checks the operands against the weight and calls libnf4. `x_columns` and `y_columns` follow the
+/// names of x and y.
+fn run<X, I, F, Y, W>(
+    functions: &Functions<W::Raw, sys::nf4_grouped_args>,
+    operands: &GroupedOf<X, I, F>,
+    [(x_name, x_columns), (y_name, y_columns)]: [(&str, usize); 2],
+    weight: &W,
+    y: &mut MatrixOf<Y>,
+    call: Call<'_, X::Memory>,
+) -> Result<()>
+where
+    X: Read<Element: Element>,
+    I: Read<Element = i32, Memory = X::Memory>,
+    F: Read<Element = f32, Memory = X::Memory>,
+    Y: Write<Element = X::Element, Memory = X::Memory>,
+    W: Experts<Memory = X::Memory>,
+{
+    let GroupedOf {
+        x,
+        ends,
+        x_index,
+        bias,
+        row_scale,
+    } = operands;
+    let (experts, m) = (ends.length(), operands.m());
+    let (of_expert, _) = weight.expert_shape(experts)?;
+    x.shape.check(x_name, x.shape.rows, x_columns)?;
+    y.shape.check(y_name, m, y_columns)?;
+    if let Some(bias) = bias {
+        let length = product("experts * rows", experts, of_expert)?;
+        check_length("bias", bias.length(), length)?;
     }
-    if let Some(row_scale) = operands.row_scale {
-        check_length("row_scale", row_scale.len(), m)?;
+    if let Some(row_scale) = row_scale {
+        check_length("row_scale", row_scale.length(), m)?;
     }
-    let mut y = reserve_y::<T>(m, y_columns)?;
-    // SAFETY: there is room for so many elements, of types whose zero is all bits 0.
-    unsafe {
-        y.as_mut_ptr().write_bytes(0, m * y_columns);
-        y.set_len(m * y_columns);
-    }
-    let args = RawGrouped {
-        dtype: T::DTYPE.as_raw(),
-        experts,
-        m,
-        x: x.values.as_ptr().cast(),
-        x_stride: x.shape.stride,
-        x_rows: x.shape.rows,
-        y: y.as_mut_ptr().cast(),
-        y_stride: y_columns,
-        ends: operands.ends.as_ptr(),
-        x_index: operands.x_index.map_or(ptr::null(), <[i32]>::as_ptr),
-        bias: operands.bias.map_or(ptr::null(), <[T]>::as_ptr).cast(),
-        bias_stride: of_all / experts.max(1),
-        row_scale: operands.row_scale.map_or(ptr::null(), <[f32]>::as_ptr),
+    let access = X::Memory::access(call, 0);
+    let raw = weight.raw(&access)?;
+    let args = sys::nf4_grouped_args {
+        x: x.address(x_name, &access)?.cast(),
+        x_rows: convert("x_rows", x.shape.rows)?,
+        ends: ends.address("ends", &access)?,
+        x_index: optional("x_index", x_index.as_ref(), &access)?,
+        bias: optional("bias", bias.as_ref(), &access)?.cast(),
+        bias_stride: convert("bias_stride", of_expert)?,
+        row_scale: optional("row_scale", row_scale.as_ref(), &access)?,
+        ..nowhere::<X::Element>(experts, m, x.shape.stride, y.shape.stride)?
     };
-    // x against its slice was checked when it was made, the other lengths above; libnf4 reads no
-    // row of x that is out of range.
-    check(call(&args.raw()?))?;
-    Ok(y)
-}
-
-/// Operands without addresses, for a query of a launch with x_index.
-pub(crate) fn nowhere<T: Element>(
-    experts: usize,
-    m: usize,
-    x_stride: usize,
-    y_stride: usize,
-) -> RawGrouped {
-    RawGrouped {
-        dtype: T::DTYPE.as_raw(),
-        experts,
-        m,
-        x: ptr::null(),
-        x_stride,
-        x_rows: m,
-        y: ptr::null_mut(),
-        y_stride,
-        ends: ptr::null(),
-        x_index: ptr::NonNull::<i32>::dangling().as_ptr(),
-        bias: ptr::null(),
-        bias_stride: 0,
-        row_scale: ptr::null(),
-    }
-}
-
-/// The bytes that `query` says; it gets the arguments and where to write.
-fn workspace_bytes(
-    args: &RawGrouped,
-    query: impl FnOnce(&sys::nf4_grouped_args, &mut usize) -> sys::nf4_status,
-) -> Result<usize> {
-    let mut bytes = 0;
-    check(query(&args.raw()?, &mut bytes))?;
-    Ok(bytes)
-}
-
-impl Spec {
-    /// Workspace of a [`matmul_grouped_launch`](crate::device::matmul_grouped_launch) of `m` rows of
-    /// y and so many experts, in bytes, and never more for fewer rows, or without `x_index`.
-    ///
-    /// # Errors
-    /// As [`Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m` or
-    /// `experts` is out of range.
-    pub fn matmul_grouped_workspace_bytes<T: Element>(
-        &self,
-        experts: usize,
-        m: usize,
-    ) -> Result<usize> {
-        let args = nowhere::<T>(experts, m, self.cols, self.rows);
-        let raw = self.descriptor()?;
-        // SAFETY: all of them live through the call, and the struct_size of each struct is set.
-        workspace_bytes(&args, |args, bytes| unsafe {
-            sys::nf4_matmul_grouped_workspace_size(&raw, args, bytes)
-        })
-    }
-
-    /// The same of a [`matmul_grouped_grad_launch`](crate::device::matmul_grouped_grad_launch).
-    ///
-    /// # Errors
-    /// As [`Spec::matmul_grouped_workspace_bytes`].
-    pub fn matmul_grouped_grad_workspace_bytes<T: Element>(
-        &self,
-        experts: usize,
-        m: usize,
-    ) -> Result<usize> {
-        let args = nowhere::<T>(experts, m, self.rows, self.cols);
-        let raw = self.descriptor()?;
-        // SAFETY: as above.
-        workspace_bytes(&args, |args, bytes| unsafe {
-            sys::nf4_matmul_grouped_grad_workspace_size(&raw, args, bytes)
-        })
-    }
-}
-
-impl Int4Spec {
-    /// Workspace of a [`matmul_grouped_int4_launch`](crate::device::matmul_grouped_int4_launch) of
-    /// `m` rows of y and so many experts of this spec, in bytes, and never more for fewer rows, or
-    /// without `x_index`.
-    ///
-    /// # Errors
-    /// As [`Int4Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m`
-    /// or `experts` is out of range.
-    pub fn matmul_grouped_workspace_bytes<T: Element>(
-        &self,
-        experts: usize,
-        m: usize,
-    ) -> Result<usize> {
-        let args = nowhere::<T>(experts, m, self.cols, self.rows);
-        let raw = self.descriptor()?;
-        // SAFETY: as above.
-        workspace_bytes(&args, |args, bytes| unsafe {
-            sys::nf4_int4_matmul_grouped_workspace_size(&raw, args, bytes)
-        })
-    }
+    let args = sys::nf4_grouped_args {
+        y: y.address_mut(y_name, &access)?.cast(),
+        ..args
+    };
+    // SAFETY: the parts of the weight, and x and y against their buffers, were checked when they were
+    // made, the other lengths above; libnf4 reads no row of x that is out of range, and refuses
+    // experts that do not divide the rows. y is borrowed mutably, so it is none of what is read.
+    unsafe { functions.run::<X::Memory>(access, &raw, &args) }
 }

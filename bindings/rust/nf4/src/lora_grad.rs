@@ -1,95 +1,85 @@
-//! The gradients of an adapter's matrices, on host memory.
+//! The gradients of an adapter's matrices.
 
-use std::ffi::c_void;
 use std::ptr;
 
 use nf4_sys as sys;
 
-use crate::error::{check, check_length, convert};
+use crate::error::{check_length, convert, product};
 use crate::info::check_version;
-use crate::matmul::{product, reserve_y};
-use crate::ops::thread_count;
-use crate::{Element, Matrix, MatrixMut, Result};
+use crate::matrix::{Fresh, MatrixOf};
+use crate::memory::{Call, Memory, Read, Write};
+use crate::{Element, Result};
 
-/// What the gradients of an adapter's matrices are made of, for y = x (W + `scale` B A)^T.
+/// What the gradients of an adapter's matrices are made of, for y = x (W + `scale` B A)^T. The buffer
+/// `X` holds each operand; its name on the host is [`LoraGrad`].
 #[derive(Debug, Clone, Copy)]
-pub struct LoraGrad<'a, T> {
-    /// That of the adapter, 1 to 128.
+pub struct LoraGradOf<X> {
+    /// The rank of the adapter, 1 to 128.
     pub rank: usize,
-    /// That of the adapter, a finite number.
+    /// The scale of the adapter, a finite number.
     pub scale: f32,
     /// `[m, cols]`.
-    pub x: Matrix<'a, T>,
+    pub x: MatrixOf<X>,
     /// `[m, rows]`: the gradient of y.
-    pub grad_y: Matrix<'a, T>,
+    pub grad_y: MatrixOf<X>,
     /// x A^T, `[m, rank]`, as [`matmul_lora`](crate::matmul_lora) gives it.
-    pub p: &'a [T],
+    pub p: X,
     /// grad_y B, `[m, rank]`, as [`matmul_grad_lora`](crate::matmul_grad_lora) gives it.
-    pub q: &'a [T],
+    pub q: X,
 }
 
-impl<T: Element> LoraGrad<'_, T> {
+/// What the gradients of an adapter's matrices are made of, on the host.
+pub type LoraGrad<'a, T> = LoraGradOf<&'a [T]>;
+
+impl<X: Read> LoraGradOf<X> {
     /// Rows of what is read: of x and q for A, of grad_y and p for B.
     fn checked_m(&self, of_a: bool, of_b: bool) -> Result<usize> {
         let (x, grad_y) = (&self.x.shape, &self.grad_y.shape);
         let m = if of_a { x.rows } else { grad_y.rows };
         let length = product("m * rank", m, self.rank)?;
         if of_a {
-            check_length("q", self.q.len(), length)?;
+            check_length("q", self.q.length(), length)?;
         }
         if of_b {
             grad_y.check("grad_y", m, grad_y.cols)?;
-            check_length("p", self.p.len(), length)?;
+            check_length("p", self.p.length(), length)?;
         }
         Ok(m)
     }
 }
 
-/// Addresses and sizes, in host or device memory alike.
-pub(crate) struct RawLoraGrad {
-    pub dtype: sys::nf4_dtype,
-    pub grad_dtype: sys::nf4_dtype,
-    pub rank: usize,
-    pub scale: f32,
-    pub m: usize,
-    pub rows: usize,
-    pub cols: usize,
-    pub x: *const c_void,
-    pub x_stride: usize,
-    pub grad_y: *const c_void,
-    pub grad_y_stride: usize,
-    pub p: *const c_void,
-    pub q: *const c_void,
-    pub grad_a: *mut c_void,
-    pub grad_a_stride: usize,
-    pub grad_b: *mut c_void,
-    pub grad_b_stride: usize,
-}
-
-impl RawLoraGrad {
-    pub(crate) fn raw(&self) -> Result<sys::nf4_lora_grad_args> {
-        check_version()?; // there is no weight that asks
-        Ok(sys::nf4_lora_grad_args {
-            struct_size: size_of::<sys::nf4_lora_grad_args>(),
-            dtype: self.dtype,
-            grad_dtype: self.grad_dtype,
-            rank: convert("rank", self.rank)?,
-            scale: self.scale,
-            m: convert("m", self.m)?,
-            rows: convert("rows", self.rows)?,
-            cols: convert("cols", self.cols)?,
-            x: self.x,
-            x_stride: convert("x_stride", self.x_stride)?,
-            dy: self.grad_y,
-            dy_stride: convert("the stride of grad_y", self.grad_y_stride)?,
-            p: self.p,
-            q: self.q,
-            da: self.grad_a,
-            da_stride: convert("the stride of grad_a", self.grad_a_stride)?,
-            db: self.grad_b,
-            db_stride: convert("the stride of grad_b", self.grad_b_stride)?,
-        })
-    }
+/// Sizes, with no gradient wanted yet and no addresses.
+pub(crate) fn nowhere<T: Element, G: Element>(
+    (rank, scale): (usize, f32),
+    m: usize,
+    (rows, cols): (usize, usize),
+) -> Result<sys::nf4_lora_grad_args> {
+    check_version()?; // there is no weight that asks
+    let (rank, rows, cols) = (
+        convert("rank", rank)?,
+        convert("rows", rows)?,
+        convert("cols", cols)?,
+    );
+    Ok(sys::nf4_lora_grad_args {
+        struct_size: size_of::<sys::nf4_lora_grad_args>(),
+        dtype: T::DTYPE.as_raw(),
+        grad_dtype: G::DTYPE.as_raw(),
+        rank,
+        scale,
+        m: convert("m", m)?,
+        rows,
+        cols,
+        x: ptr::null(),
+        x_stride: cols,
+        dy: ptr::null(),
+        dy_stride: rows,
+        p: ptr::null(),
+        q: ptr::null(),
+        da: ptr::null_mut(),
+        da_stride: cols,
+        db: ptr::null_mut(),
+        db_stride: rank.into(),
+    })
 }
 
 /// The gradients of A, `scale` q^T x, `[rank, cols]`, and of B, `scale` grad_y^T p,
@@ -120,25 +110,22 @@ pub fn lora_grad<T: Element, G: Element>(
     threads: u32,
 ) -> Result<(Vec<G>, Vec<G>)> {
     let (rows, cols) = (operands.grad_y.shape.cols, operands.x.shape.cols);
-    let rank = operands.rank;
-    let (mut grad_a, mut grad_b) = (reserve_y(rank, cols)?, reserve_y(rows, rank)?);
-    let to_a = Target::<G>(grad_a.as_mut_ptr(), cols);
-    let to_b = Target::<G>(grad_b.as_mut_ptr(), rank);
-    // SAFETY: the vectors have room for that many elements, and nobody else has them.
-    unsafe { lora_grad_raw(operands, Some(to_a), Some(to_b), threads) }?;
+    let mut grad_a = Fresh::matrix(operands.rank, cols)?;
+    let mut grad_b = Fresh::matrix(rows, operands.rank)?;
+    lora_grad_into(operands, Some(&mut grad_a), Some(&mut grad_b), threads)?;
     // SAFETY: libnf4 has written every element.
-    unsafe {
-        grad_a.set_len(rank * cols);
-        grad_b.set_len(rows * rank);
-    }
-    Ok((grad_a, grad_b))
+    Ok(unsafe { (grad_a.assume_written(), grad_b.assume_written()) })
 }
 
 /// Writes what [`lora_grad`] gives to `grad_a` and `grad_b`. Of one that is not wanted, `None`, the
 /// operands are not looked at: x and q for A, grad_y and p for B.
 ///
+/// `on` is a number of threads, a stream, or what [`Memory::Call`](crate::Memory::Call) says; a launch
+/// needs no workspace.
+///
 /// # Errors
-/// As [`lora_grad`], and if `grad_a` or `grad_b` does not fit the operands.
+/// As [`lora_grad`], and if `grad_a` or `grad_b` does not fit the operands; for a launch also those of
+/// [`dequantize_into`](crate::dequantize_into).
 ///
 /// ```
 /// use nf4::{lora_grad_into, LoraGrad, Matrix, MatrixMut};
@@ -156,81 +143,55 @@ pub fn lora_grad<T: Element, G: Element>(
 /// assert_eq!(grad_b, [2.0, 4.0]);
 /// # Ok::<(), nf4::Error>(())
 /// ```
-pub fn lora_grad_into<T: Element, G: Element>(
-    operands: &LoraGrad<'_, T>,
-    grad_a: Option<&mut MatrixMut<'_, G>>,
-    grad_b: Option<&mut MatrixMut<'_, G>>,
-    threads: u32,
-) -> Result<()> {
-    let (rows, cols) = (operands.grad_y.shape.cols, operands.x.shape.cols);
-    let to_a = target("grad_a", grad_a, operands.rank, cols)?;
-    let to_b = target("grad_b", grad_b, rows, operands.rank)?;
-    // SAFETY: each slice reaches to the end of its last row, as was checked when the matrix was
-    // made; it is borrowed mutably.
-    unsafe { lora_grad_raw(operands, to_a, to_b, threads) }
-}
-
-/// The first element of a gradient, and its stride.
-struct Target<G>(*mut G, usize);
-
-impl<G> Target<G> {
-    /// Of one that is not wanted there is no address.
-    fn raw(target: Option<Self>) -> (*mut c_void, usize) {
-        target.map_or((ptr::null_mut(), 0), |Target(first, stride)| {
-            (first.cast(), stride)
-        })
+pub fn lora_grad_into<'c, X, G>(
+    operands: &LoraGradOf<X>,
+    grad_a: Option<&mut MatrixOf<G>>,
+    grad_b: Option<&mut MatrixOf<G>>,
+    on: impl Into<Call<'c, X::Memory>>,
+) -> Result<()>
+where
+    X: Read<Element: Element>,
+    G: Write<Element: Element, Memory = X::Memory>,
+{
+    let LoraGradOf {
+        rank,
+        scale,
+        x,
+        grad_y,
+        p,
+        q,
+    } = operands;
+    let (rows, cols) = (grad_y.shape.cols, x.shape.cols);
+    if let Some(grad_a) = &grad_a {
+        grad_a.shape.check("grad_a", *rank, cols)?;
     }
-}
-
-fn target<G: Element>(
-    name: &str,
-    gradient: Option<&mut MatrixMut<'_, G>>,
-    rows: usize,
-    cols: usize,
-) -> Result<Option<Target<G>>> {
-    let Some(gradient) = gradient else {
-        return Ok(None);
-    };
-    gradient.shape.check(name, rows, cols)?;
-    let first = gradient.values.as_mut_ptr();
-    Ok(Some(Target(first, gradient.shape.stride)))
-}
-
-/// # Safety
-/// `grad_a` can be written for `rank` rows of as many elements as x has columns, `grad_b` for as
-/// many rows as grad_y has columns, of `rank` elements. They need not be initialised; on success
-/// these elements are.
-unsafe fn lora_grad_raw<T: Element, G: Element>(
-    operands: &LoraGrad<'_, T>,
-    grad_a: Option<Target<G>>,
-    grad_b: Option<Target<G>>,
-    threads: u32,
-) -> Result<()> {
+    if let Some(grad_b) = &grad_b {
+        grad_b.shape.check("grad_b", rows, *rank)?;
+    }
     let m = operands.checked_m(grad_a.is_some(), grad_b.is_some())?;
-    let (x, grad_y) = (&operands.x, &operands.grad_y);
-    let (grad_a, grad_a_stride) = Target::raw(grad_a);
-    let (grad_b, grad_b_stride) = Target::raw(grad_b);
-    let args = RawLoraGrad {
-        dtype: T::DTYPE.as_raw(),
-        grad_dtype: G::DTYPE.as_raw(),
-        rank: operands.rank,
-        scale: operands.scale,
-        m,
-        rows: grad_y.shape.cols,
-        cols: x.shape.cols,
-        x: x.values.as_ptr().cast(),
-        x_stride: x.shape.stride,
-        grad_y: grad_y.values.as_ptr().cast(),
-        grad_y_stride: grad_y.shape.stride,
-        p: operands.p.as_ptr().cast(),
-        q: operands.q.as_ptr().cast(),
-        grad_a,
-        grad_a_stride,
-        grad_b,
-        grad_b_stride,
-    };
-    // SAFETY: x and grad_y against their slices were checked when they were made, p and q by
-    // checked_m, and libnf4 reads none of an unwanted gradient; all of those are only read, and the
-    // gradients are as the caller promises, so they are none of them.
-    check(unsafe { sys::nf4_lora_grad_cpu(&args.raw()?, thread_count(threads)) })
+    let mut args = nowhere::<X::Element, G::Element>((*rank, *scale), m, (rows, cols))?;
+    let access = X::Memory::access(on.into(), 0);
+    if let Some(grad_a) = grad_a {
+        args.x = x.address("x", &access)?.cast();
+        args.x_stride = convert("x_stride", x.shape.stride)?;
+        args.q = q.address("q", &access)?.cast();
+        args.da_stride = convert("the stride of grad_a", grad_a.shape.stride)?;
+        args.da = grad_a.address_mut("grad_a", &access)?.cast();
+    }
+    if let Some(grad_b) = grad_b {
+        args.dy = grad_y.address("grad_y", &access)?.cast();
+        args.dy_stride = convert("the stride of grad_y", grad_y.shape.stride)?;
+        args.p = p.address("p", &access)?.cast();
+        args.db_stride = convert("the stride of grad_b", grad_b.shape.stride)?;
+        args.db = grad_b.address_mut("grad_b", &access)?.cast();
+    }
+    X::Memory::run(
+        access,
+        // SAFETY: each matrix against its buffer was checked when it was made, p and q by checked_m, the
+        // gradients above, and libnf4 reads none of an unwanted gradient. The gradients are borrowed
+        // mutably, so they are no operands.
+        |_, threads| unsafe { sys::nf4_lora_grad_cpu(&args, threads) },
+        // SAFETY: as above.
+        |_, stream| unsafe { sys::nf4_lora_grad_launch(&args, stream) },
+    )
 }

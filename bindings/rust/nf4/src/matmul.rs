@@ -1,130 +1,17 @@
-//! y = x W^T + bias with a quantized W, on host memory.
+//! y = x W^T + bias with a quantized W.
 
 use std::ptr;
 
 use nf4_sys as sys;
 
-use crate::error::{check, check_length, convert};
-use crate::kind::{Described, Descriptor, HostView};
-use crate::ops::thread_count;
-use crate::{Element, Error, Result, Weight};
+use crate::error::{check_length, convert};
+use crate::kind::{Descriptor, Functions, Weight};
+use crate::lora::Adapter;
+use crate::matrix::{Fresh, Matrix, MatrixOf};
+use crate::memory::{optional, Call, Host, Memory, Read, Write};
+use crate::{Element, Result};
 
-/// A matrix in row-major order that borrows its elements, to be read. There may be gaps
-/// between its rows.
-///
-/// ```
-/// use nf4::Matrix;
-/// let values = [1.0f32, 2.0, 0.0, 3.0, 4.0];
-/// assert!(Matrix::with_stride(&values, 2, 2, 3).is_ok()); // rows [1, 2] and [3, 4]
-/// let error = Matrix::new(&values, 2, 2).unwrap_err();
-/// assert_eq!(error.detail(), "values has 5 elements; expected 4");
-/// # Ok::<(), nf4::Error>(())
-/// ```
-#[derive(Debug, Clone, Copy)]
-pub struct Matrix<'a, T> {
-    pub(crate) values: &'a [T],
-    pub(crate) shape: Shape,
-}
-
-/// A matrix in row-major order that borrows its elements, to be written. What is between its
-/// rows is left as it is.
-#[derive(Debug)]
-pub struct MatrixMut<'a, T> {
-    pub(crate) values: &'a mut [T],
-    pub(crate) shape: Shape,
-}
-
-impl<'a, T: Element> Matrix<'a, T> {
-    /// `rows` contiguous rows of `cols` elements.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if `values` has another length than `rows * cols`.
-    pub fn new(values: &'a [T], rows: usize, cols: usize) -> Result<Self> {
-        Self::with_stride(values, rows, cols, cols)
-    }
-
-    /// `rows` rows of `cols` elements, each `stride` elements from the next.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if `stride` is less than `cols`, or `values` ends before the
-    /// last row does or goes on for more than `stride` after it began.
-    pub fn with_stride(values: &'a [T], rows: usize, cols: usize, stride: usize) -> Result<Self> {
-        let shape = Shape::new(values.len(), rows, cols, stride)?;
-        Ok(Matrix { values, shape })
-    }
-}
-
-impl<'a, T: Element> MatrixMut<'a, T> {
-    /// `rows` contiguous rows of `cols` elements.
-    ///
-    /// # Errors
-    /// As [`Matrix::new`].
-    pub fn new(values: &'a mut [T], rows: usize, cols: usize) -> Result<Self> {
-        Self::with_stride(values, rows, cols, cols)
-    }
-
-    /// `rows` rows of `cols` elements, each `stride` elements from the next.
-    ///
-    /// # Errors
-    /// As [`Matrix::with_stride`].
-    pub fn with_stride(
-        values: &'a mut [T],
-        rows: usize,
-        cols: usize,
-        stride: usize,
-    ) -> Result<Self> {
-        let shape = Shape::new(values.len(), rows, cols, stride)?;
-        Ok(MatrixMut { values, shape })
-    }
-}
-
-/// The shape of a matrix that was checked against the length of its slice. This is what keeps
-/// the C side inside of it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
-    pub(crate) stride: usize,
-}
-
-impl Shape {
-    fn new(length: usize, rows: usize, cols: usize, stride: usize) -> Result<Self> {
-        if stride < cols {
-            return Err(Error::InvalidArgument(format!(
-                "stride is {stride}; expected at least {cols}"
-            )));
-        }
-        let most = product("rows * stride", rows, stride)?;
-        let least = if rows == 0 { 0 } else { most - (stride - cols) };
-        if (least..=most).contains(&length) {
-            return Ok(Shape { rows, cols, stride });
-        }
-        if least == most {
-            check_length("values", length, most)?;
-        }
-        Err(Error::InvalidArgument(format!(
-            "values has {length} elements; expected {least} to {most}"
-        )))
-    }
-
-    pub(crate) fn check(&self, name: &str, rows: usize, cols: usize) -> Result<()> {
-        if (self.rows, self.cols) == (rows, cols) {
-            return Ok(());
-        }
-        let (ours, other) = (self.rows, self.cols);
-        Err(Error::InvalidArgument(format!(
-            "{name} is of {ours} x {other} elements; expected {rows} x {cols}"
-        )))
-    }
-}
-
-pub(crate) fn product(name: &str, a: usize, b: usize) -> Result<usize> {
-    a.checked_mul(b).ok_or_else(|| {
-        Error::InvalidArgument(format!("{name} is {a} * {b}; expected what fits usize"))
-    })
-}
-
-/// The operands of a matmul, host or device memory alike.
+/// The operands of a matmul.
 pub(crate) struct Operands<T> {
     pub m: usize,
     pub x: *const T,
@@ -135,6 +22,18 @@ pub(crate) struct Operands<T> {
 }
 
 impl<T: Element> Operands<T> {
+    /// `m` contiguous rows of x and y, nowhere.
+    pub(crate) fn contiguous(m: usize, x_stride: usize, y_stride: usize) -> Self {
+        Operands {
+            m,
+            x: ptr::null(),
+            x_stride,
+            bias: ptr::null(),
+            y: ptr::null_mut(),
+            y_stride,
+        }
+    }
+
     pub(crate) fn raw(&self) -> Result<sys::nf4_matmul_args> {
         Ok(sys::nf4_matmul_args {
             struct_size: size_of::<sys::nf4_matmul_args>(),
@@ -149,14 +48,6 @@ impl<T: Element> Operands<T> {
             lora: ptr::null(),
         })
     }
-
-    /// The same beside an adapter, which they point to.
-    pub(crate) fn raw_with(&self, lora: &sys::nf4_lora) -> Result<sys::nf4_matmul_args> {
-        Ok(sys::nf4_matmul_args {
-            lora,
-            ..self.raw()?
-        })
-    }
 }
 
 /// `x` times the transpose of a weight, plus a bias: `x` has the weight's `cols` columns and
@@ -166,7 +57,7 @@ impl<T: Element> Operands<T> {
 /// `threads`: how many to use at most; 0 means one for each processor. No bit depends on it.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if `x` or `bias` does not fit the weight.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `x` or `bias` does not fit the weight.
 ///
 /// ```
 /// use nf4::{matmul, quantize, Matrix, Spec};
@@ -176,37 +67,29 @@ impl<T: Element> Operands<T> {
 /// assert_eq!(y, [32.0, 33.0, 34.0, 32.0, 33.0, 34.0]);
 /// # Ok::<(), nf4::Error>(())
 /// ```
-pub fn matmul<'a, T: Element>(
+pub fn matmul<T: Element>(
     x: Matrix<'_, T>,
-    weight: impl Weight<'a>,
+    weight: impl Weight<Memory = Host>,
     bias: Option<&[T]>,
     threads: u32,
 ) -> Result<Vec<T>> {
-    let weight = weight.into_view();
-    check_operands(&weight, &x, bias)?;
-    let (rows, _) = weight.shape();
-    let mut y = reserve_y(x.shape.rows, rows)?;
-    // SAFETY: the vector has room for that many elements, and nobody else has it.
-    unsafe { matmul_raw(&weight, &x, bias, y.as_mut_ptr(), rows, threads) }?;
+    let mut y = Fresh::matrix(x.shape.rows, weight.shape().0)?;
+    matmul_into(x, weight, bias, &mut y, threads)?;
     // SAFETY: libnf4 has written every element.
-    unsafe { y.set_len(x.shape.rows * rows) };
-    Ok(y)
-}
-
-/// An empty vector with room for `m * rows` elements.
-pub(crate) fn reserve_y<T>(m: usize, rows: usize) -> Result<Vec<T>> {
-    let length = product("m * rows", m, rows)?;
-    let mut y = Vec::new();
-    y.try_reserve_exact(length)
-        .map_err(|error| Error::InvalidArgument(format!("y has {length} elements: {error}")))?;
-    Ok(y)
+    Ok(unsafe { y.assume_written() })
 }
 
 /// Writes the product that [`matmul`] gives to `y`, which has as many rows as `x` and as many
 /// columns as the weight has rows.
 ///
+/// `on` is a number of threads, a stream, or what [`Memory::Call`](crate::Memory::Call) says. A launch
+/// on a GPU needs a workspace of [`Spec::matmul_workspace_bytes`](crate::Spec::matmul_workspace_bytes)
+/// or [`Int4Of::matmul_workspace_bytes`](crate::Int4Of::matmul_workspace_bytes). It takes
+/// [`half::f16`] and [`half::bf16`], and with a codebook and up to 16 rows `f32`.
+///
 /// # Errors
-/// [`Error::InvalidArgument`] if `x`, `bias` or `y` does not fit the weight or each other.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `x`, `bias` or `y` does not fit the
+/// weight or each other; for a launch also those of [`dequantize_into`](crate::dequantize_into).
 ///
 /// ```
 /// use nf4::{matmul_into, quantize, Matrix, MatrixMut, Spec};
@@ -217,59 +100,88 @@ pub(crate) fn reserve_y<T>(m: usize, rows: usize) -> Result<Vec<T>> {
 /// assert_eq!(y.map(|each| each.to_f32()), [32.0, 32.0, 0.0, 32.0, 32.0]);
 /// # Ok::<(), nf4::Error>(())
 /// ```
-pub fn matmul_into<'a, T: Element>(
-    x: Matrix<'_, T>,
-    weight: impl Weight<'a>,
-    bias: Option<&[T]>,
-    y: &mut MatrixMut<'_, T>,
-    threads: u32,
-) -> Result<()> {
-    let weight = weight.into_view();
-    check_operands(&weight, &x, bias)?;
-    y.shape.check("y", x.shape.rows, weight.shape().0)?;
-    // SAFETY: the slice reaches to the end of the last row, as was checked when the matrix was
-    // made; it is borrowed mutably.
-    unsafe {
-        let first = y.values.as_mut_ptr();
-        matmul_raw(&weight, &x, bias, first, y.shape.stride, threads)
+pub fn matmul_into<'c, X, Y, W>(
+    x: MatrixOf<X>,
+    weight: W,
+    bias: Option<X>,
+    y: &mut MatrixOf<Y>,
+    on: impl Into<Call<'c, X::Memory>>,
+) -> Result<()>
+where
+    X: Read<Element: Element>,
+    Y: Write<Element = X::Element, Memory = X::Memory>,
+    W: Weight<Memory = X::Memory>,
+{
+    let product = Multiplied {
+        functions: &W::Raw::MATMUL,
+        gradient: false,
+        x: &x,
+        bias: bias.as_ref(),
+        adapter: None::<Adapter<X, Y>>,
+    };
+    product.with(&weight, y, on.into())
+}
+
+/// A product with one weight, or its gradient, for which x and y are those of y and x.
+pub(crate) struct Multiplied<'o, X, A, P, Raw> {
+    pub functions: &'o Functions<Raw, sys::nf4_matmul_args>,
+    pub gradient: bool,
+    pub x: &'o MatrixOf<X>,
+    pub bias: Option<&'o X>,
+    pub adapter: Option<Adapter<'o, A, P>>,
+}
+
+impl<X, A, P, Raw> Multiplied<'_, X, A, P, Raw>
+where
+    X: Read<Element: Element>,
+    A: Read<Element: Element, Memory = X::Memory>,
+    P: Write<Element = X::Element, Memory = X::Memory>,
+{
+    /// Checks the operands against the weight and calls libnf4.
+    pub(crate) fn with<W, Y>(
+        mut self,
+        weight: &W,
+        y: &mut MatrixOf<Y>,
+        call: Call<'_, X::Memory>,
+    ) -> Result<()>
+    where
+        W: Weight<Memory = X::Memory, Raw = Raw>,
+        Y: Write<Element = X::Element, Memory = X::Memory>,
+    {
+        let (rows, cols) = weight.shape();
+        let m = self.x.shape.rows;
+        let (x_name, x_cols, y_name, y_cols) = if self.gradient {
+            ("grad_y", rows, "grad_x", cols)
+        } else {
+            ("x", cols, "y", rows)
+        };
+        self.x.shape.check(x_name, m, x_cols)?;
+        check_bias(self.bias, rows)?;
+        y.shape.check(y_name, m, y_cols)?;
+        if let Some(adapter) = &self.adapter {
+            adapter.check((rows, cols), m)?;
+        }
+        let access = X::Memory::access(call, 0);
+        let raw = weight.raw(&access)?;
+        let mut args = Operands {
+            m,
+            x: self.x.address(x_name, &access)?,
+            x_stride: self.x.shape.stride,
+            bias: optional("bias", self.bias, &access)?,
+            y_stride: y.shape.stride,
+            y: y.address_mut(y_name, &access)?,
+        }
+        .raw()?;
+        let lora = self.adapter.as_mut().map(|adapter| adapter.raw(&access));
+        let lora = lora.transpose()?;
+        args.lora = lora.as_ref().map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: the parts of the weight, and each matrix against its buffer, were checked when they
+        // were made, the shapes above. What is written is borrowed mutably, so it is none of what is
+        // read. `lora` lives through the call.
+        unsafe { self.functions.run::<X::Memory>(access, &raw, &args) }
     }
 }
 
-pub(crate) fn check_operands<T: Element>(
-    weight: &impl HostView,
-    x: &Matrix<'_, T>,
-    bias: Option<&[T]>,
-) -> Result<()> {
-    let (rows, cols) = weight.shape();
-    x.shape.check("x", x.shape.rows, cols)?;
-    bias.map_or(Ok(()), |bias| check_length("bias", bias.len(), rows))
-}
-
-/// # Safety
-/// `check_operands` has passed, and `y` can be written for as many rows as `x` has, of as many
-/// elements as the weight has rows, `y_stride` apart. It need not be initialised; on success
-/// these elements are.
-unsafe fn matmul_raw<T: Element>(
-    weight: &impl HostView,
-    x: &Matrix<'_, T>,
-    bias: Option<&[T]>,
-    y: *mut T,
-    y_stride: usize,
-    threads: u32,
-) -> Result<()> {
-    let args = Operands {
-        m: x.shape.rows,
-        x: x.values.as_ptr(),
-        x_stride: x.shape.stride,
-        bias: bias.map_or(ptr::null(), <[T]>::as_ptr),
-        y,
-        y_stride,
-    };
-    // SAFETY: the parts of the weight, and x against its slice, were checked when they were
-    // made, the bias and the shapes by check_operands; all of those are only read, and `y` is as
-    // the caller promises, so it is none of them.
-    check(unsafe {
-        let (weight, args) = (weight.raw()?, args.raw()?);
-        (weight.functions().matmul_cpu)(&weight, &args, thread_count(threads))
-    })
+pub(crate) fn check_bias<B: Read>(bias: Option<&B>, rows: usize) -> Result<()> {
+    bias.map_or(Ok(()), |bias| check_length("bias", bias.length(), rows))
 }

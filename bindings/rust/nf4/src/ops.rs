@@ -1,40 +1,13 @@
-//! Quantize and dequantize on host memory.
+//! Quantize and dequantize.
 
 use nf4_sys as sys;
 
-use crate::error::{check, check_length};
-use crate::kind::{Described, Descriptor, HostView};
-use crate::{Element, QuantizedMut, QuantizedTensor, Result, Spec, Weight};
-
-/// Workspace of quantize, reusable. Flat weights need none.
-#[derive(Default)]
-pub struct Workspace {
-    chunks: Vec<Chunk>,
-}
-
-/// libnf4 requires a workspace aligned to 16 bytes.
-#[derive(Clone, Copy)]
-#[repr(C, align(16))]
-struct Chunk([u8; 16]);
-
-impl Workspace {
-    /// No memory yet; it grows to what is needed.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    fn grow(&mut self, bytes: usize) {
-        let chunks = bytes.div_ceil(size_of::<Chunk>());
-        if self.chunks.len() < chunks {
-            self.chunks.resize(chunks, Chunk([0; 16]));
-        }
-    }
-}
-
-/// `threads` of the C interface: "at most", so a huge number is as good as the largest.
-pub(crate) fn thread_count(threads: u32) -> i32 {
-    i32::try_from(threads).unwrap_or(i32::MAX)
-}
+use crate::error::check_length;
+use crate::kind::{Descriptor, Weight};
+use crate::matrix::Fresh;
+use crate::memory::{Call, Host, Memory, Read, Write};
+use crate::scales::WriteScales;
+use crate::{Element, QuantizedOf, QuantizedTensor, Result, Spec};
 
 /// Quantizes `values`, the `rows * cols` elements of a weight in row-major order.
 ///
@@ -57,74 +30,86 @@ pub fn quantize<T: Element>(values: &[T], spec: Spec, threads: u32) -> Result<Qu
     // Before memory is taken: a wrong spec may ask for any amount of it.
     check_length("values", values.len(), spec.sizes()?.elements)?;
     let mut weight = QuantizedTensor::zeros(spec)?;
-    quantize_into(
-        values,
-        &mut weight.view_mut(),
-        &mut Workspace::new(),
-        threads,
-    )?;
+    quantize_into(values, &mut weight, threads)?;
     Ok(weight)
 }
 
-/// Quantizes `values` into the buffers of `weight`, with its codebook and its code for
-/// nested scales. `threads` as in [`quantize`].
+/// Quantizes `values`, the `rows * cols` elements of a weight in row-major order, into the buffers of
+/// `weight`, with its codebook and its code for nested scales. The bytes are the same in every memory.
+///
+/// `on` is a number of threads, a stream, or what [`Memory::Call`](crate::Memory::Call) says. A launch
+/// on a GPU needs a workspace of [`Spec::workspace_bytes`]; the call on the host makes one where
+/// [`Threads::workspace`](crate::Threads::workspace) gives none.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `values` has another length
-/// than the weight.
+/// than the weight; for a launch also those of [`dequantize_into`].
 ///
 /// ```
-/// use nf4::{quantize_into, QuantizedTensor, Spec, Workspace};
+/// use nf4::{quantize_into, QuantizedTensor, Spec, Threads, Workspace};
 /// let even: [f32; 16] = std::array::from_fn(|i| i as f32 / 7.5 - 1.0);
 /// let mut weight = QuantizedTensor::zeros(Spec::new(2, 64))?.with_codebook(even);
 /// let mut workspace = Workspace::new();
-/// quantize_into(&[1.0f32; 128], &mut weight.view_mut(), &mut workspace, 0)?;
-/// assert_eq!(weight.packed(), [0xFF; 64]);
+/// let on = Threads::new(0).workspace(&mut workspace);
+/// quantize_into(&[1.0f32; 128], &mut weight, on)?;
+/// assert_eq!(weight.packed()[..], [0xFF; 64]);
 /// # Ok::<(), nf4::Error>(())
 /// ```
-pub fn quantize_into<T: Element>(
-    values: &[T],
-    weight: &mut QuantizedMut<'_>,
-    workspace: &mut Workspace,
-    threads: u32,
-) -> Result<()> {
-    check_length("values", values.len(), weight.elements())?;
-    workspace.grow(weight.spec().workspace_bytes()?);
-    // SAFETY: `values` has as many elements as the weight and the parts of the weight were
-    // checked when it was made; the workspace is large enough and aligned. All of them are
-    // borrowed through the call, the written ones mutably, so none overlap.
-    check(unsafe {
-        sys::nf4_quantize_cpu(
-            values.as_ptr().cast(),
-            T::DTYPE.as_raw(),
-            &weight.raw()?,
-            workspace.chunks.as_mut_ptr().cast(),
-            size_of_val(&workspace.chunks[..]),
-            thread_count(threads),
-        )
-    })
+pub fn quantize_into<'c, V, B, S, K>(
+    values: V,
+    weight: &mut QuantizedOf<B, S, K>,
+    on: impl Into<Call<'c, V::Memory>>,
+) -> Result<()>
+where
+    V: Read<Element: Element>,
+    B: Write<Element = u8, Memory = V::Memory>,
+    S: WriteScales<Memory = V::Memory>,
+    K: Read<Element = f32, Memory = V::Memory>,
+{
+    check_length("values", values.length(), weight.elements())?;
+    let access = V::Memory::access(on.into(), weight.spec().workspace_bytes()?);
+    let weight = weight.raw_mut(&access)?;
+    let values = values.address("values", &access)?.cast();
+    let dtype = V::Element::DTYPE.as_raw();
+    // SAFETY: `values` has as many elements as the weight, whose parts were checked when it was made.
+    // All of them are borrowed through the call, the written ones mutably, so none overlap. libnf4
+    // checks the workspace.
+    V::Memory::run(
+        access,
+        |scratch, threads| unsafe {
+            sys::nf4_quantize_cpu(
+                values,
+                dtype,
+                &weight,
+                scratch.first,
+                scratch.bytes,
+                threads,
+            )
+        },
+        |scratch, stream| unsafe {
+            sys::nf4_quantize_launch(values, dtype, &weight, scratch.first, scratch.bytes, stream)
+        },
+    )
 }
 
 /// The `rows * cols` values of a weight, in row-major order. `threads` as in [`quantize`].
 ///
 /// # Errors
 /// Those that libnf4 reports; arguments of these types are always valid.
-pub fn dequantize<'a, T: Element>(weight: impl Weight<'a>, threads: u32) -> Result<Vec<T>> {
-    let weight = weight.into_view();
-    let elements = elements(&weight);
-    let mut out = Vec::with_capacity(elements);
-    // SAFETY: the vector has room for that many elements.
-    unsafe { dequantize_raw(&weight, out.as_mut_ptr(), threads) }?;
+pub fn dequantize<T: Element>(weight: impl Weight<Memory = Host>, threads: u32) -> Result<Vec<T>> {
+    let mut out = Fresh::new("out", elements(&weight))?;
+    dequantize_into(weight, &mut out, threads)?;
     // SAFETY: libnf4 has written every element.
-    unsafe { out.set_len(elements) };
-    Ok(out)
+    Ok(unsafe { out.assume_written() })
 }
 
-/// Writes the `rows * cols` values of a weight to `out`. `threads` as in [`quantize`].
+/// Writes the `rows * cols` values of a weight, in row-major order, to `out`. `on` as in
+/// [`quantize_into`]; a launch needs no workspace.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `out` has another length
-/// than the weight.
+/// than the weight. A launch also fails if a buffer is of another CUDA context than the stream, and
+/// with what libnf4 or the CUDA driver reports.
 ///
 /// ```
 /// use nf4::{dequantize_into, quantize, Spec};
@@ -135,39 +120,29 @@ pub fn dequantize<'a, T: Element>(weight: impl Weight<'a>, threads: u32) -> Resu
 /// assert!(dequantize_into(&weight, &mut out[..99], 0).is_err());
 /// # Ok::<(), nf4::Error>(())
 /// ```
-pub fn dequantize_into<'a, T: Element>(
-    weight: impl Weight<'a>,
-    out: &mut [T],
-    threads: u32,
+pub fn dequantize_into<'c, W: Weight>(
+    weight: W,
+    mut out: impl Write<Element: Element, Memory = W::Memory>,
+    on: impl Into<Call<'c, W::Memory>>,
 ) -> Result<()> {
-    let weight = weight.into_view();
-    check_length("out", out.len(), elements(&weight))?;
-    // SAFETY: the slice has that many elements.
-    unsafe { dequantize_raw(&weight, out.as_mut_ptr(), threads) }
+    fn dtype<B: Read<Element: Element>>(_: &B) -> sys::nf4_dtype {
+        B::Element::DTYPE.as_raw()
+    }
+    check_length("out", out.length(), elements(&weight))?;
+    let (dtype, functions) = (dtype(&out), W::Raw::DEQUANT);
+    let access = W::Memory::access(on.into(), 0);
+    let weight = weight.raw(&access)?;
+    let out = out.address_mut("out", &access)?.cast();
+    // SAFETY: the parts of the weight were checked when it was made and are only read; `out` has as
+    // many elements as the weight, and is borrowed mutably, so it is none of the parts.
+    W::Memory::run(
+        access,
+        |_, threads| unsafe { (functions.cpu)(&weight, out, dtype, threads) },
+        |_, stream| unsafe { (functions.launch)(&weight, out, dtype, stream) },
+    )
 }
 
-fn elements(weight: &impl Described) -> usize {
+fn elements(weight: &impl Weight) -> usize {
     let (rows, cols) = weight.shape();
     rows * cols
-}
-
-/// # Safety
-/// `out` can be written for as many elements as the weight has. It need not be initialised;
-/// on success it is.
-unsafe fn dequantize_raw<T: Element>(
-    weight: &impl HostView,
-    out: *mut T,
-    threads: u32,
-) -> Result<()> {
-    let weight = weight.raw()?;
-    // SAFETY: the parts of the weight were checked when it was made and are only read;
-    // `out` is as the caller promises, so it is none of them.
-    check(unsafe {
-        (weight.functions().dequant_cpu)(
-            &weight,
-            out.cast(),
-            T::DTYPE.as_raw(),
-            thread_count(threads),
-        )
-    })
 }

@@ -1,14 +1,15 @@
-//! Tells which way a product is expected to take less time.
+//! Questions about a product before it runs: the workspace of its launch on a GPU, and whether its own
+//! kernel or a dense product takes less time.
 
-use std::ptr::NonNull;
+use std::ptr;
 
 use nf4_sys as sys;
 
-use crate::device::{DeviceInt4Tensor, DevicePtr};
 use crate::error::{check, convert};
-use crate::grouped::nowhere;
-use crate::kind::{self, Described, Descriptor};
-use crate::{ColumnsOf, Element, Int4PartsOf, Int4Spec, Result, Spec};
+use crate::kind::{Descriptor, Functions, GRAD, GROUPED_GRAD};
+use crate::lora::RawLora;
+use crate::matmul::Operands;
+use crate::{grouped, lora_grad, ColumnsOf, Element, Int4Spec, Result, Spec};
 
 /// A way to compute a product. Both give the same numbers within the errors that `nf4.h` lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,36 +31,167 @@ pub enum Place {
     Gpu(usize),
 }
 
-/// Returns the answer of `query`, which gets the device and where to write.
-fn ask(place: Place, query: impl FnOnce(i32, &mut sys::nf4_path) -> Result<()>) -> Result<Path> {
-    let device = match place {
-        Place::Cpu => sys::NF4_DEVICE_CPU,
-        Place::Gpu(index) => convert("the index of the GPU", index)?,
-    };
-    let mut path = 0;
-    query(device, &mut path)?;
-    Ok(if path == sys::NF4_PATH_DENSE {
-        Path::Dense
-    } else {
-        Path::Fused
-    })
+impl Place {
+    /// The number of the device in the C interface.
+    fn device(self) -> Result<i32> {
+        match self {
+            Place::Cpu => Ok(sys::NF4_DEVICE_CPU),
+            Place::Gpu(index) => convert("the index of the GPU", index),
+        }
+    }
 }
 
-fn matmul_path<T: Element>(weight: &impl Described, m: usize, place: Place) -> Result<Path> {
-    let (rows, cols) = weight.shape();
-    let (weight, args) = (weight.raw()?, kind::contiguous::<T>(m, cols, rows).raw()?);
-    ask(place, |device, path| {
-        // SAFETY: all of them live through the call, and the struct_size of each struct is set.
-        check(unsafe { (weight.functions().matmul_path)(&weight, &args, device, path) })
-    })
+impl Path {
+    fn from_raw(path: sys::nf4_path) -> Self {
+        if path == sys::NF4_PATH_DENSE {
+            Path::Dense
+        } else {
+            Path::Fused
+        }
+    }
 }
 
-/// The answers are for weights with the codebook of their format, and for contiguous rows, all
-/// aligned to 16 bytes. An answer stays the same for the life of the process, and takes about a
-/// microsecond.
+/// The path of a product of `weight`.
+fn ask<W, A>(functions: &Functions<W, A>, weight: &W, args: &A, place: Place) -> Result<Path> {
+    let path = functions.path(weight, args, place.device()?);
+    path.map(Path::from_raw)
+}
+
+/// The arguments of a product of contiguous rows beside an adapter, without addresses.
+struct Adapted {
+    args: sys::nf4_matmul_args,
+    lora: sys::nf4_lora,
+}
+
+impl Adapted {
+    fn new<T: Element>(cols: usize, rank: usize, operands: Operands<T>) -> Result<Self> {
+        let lora = RawLora {
+            dtype: T::DTYPE.as_raw(),
+            rank,
+            scale: 1.0,
+            a: ptr::null(),
+            a_stride: cols,
+            b: ptr::null(),
+            b_stride: rank,
+            product: ptr::null_mut(),
+        };
+        Ok(Adapted {
+            args: operands.raw()?,
+            lora: lora.raw()?,
+        })
+    }
+
+    /// They point to the adapter.
+    fn args(&mut self) -> &sys::nf4_matmul_args {
+        self.args.lora = &self.lora;
+        &self.args
+    }
+
+    /// The same without the adapter where its rank is 0.
+    fn args_if_any(&mut self) -> &sys::nf4_matmul_args {
+        if self.lora.rank != 0 {
+            return self.args();
+        }
+        &self.args
+    }
+}
+
+/// The functions that end in `workspace_bytes` give the bytes of workspace of a launch on a GPU; the
+/// functions on the host need none. More rows never need less.
 impl Spec {
+    fn product<T: Element>(&self, m: usize) -> Result<sys::nf4_matmul_args> {
+        Operands::<T>::contiguous(m, self.cols, self.rows).raw()
+    }
+
+    fn adapted<T: Element>(&self, m: usize, rank: usize) -> Result<Adapted> {
+        Adapted::new::<T>(
+            self.cols,
+            rank,
+            Operands::contiguous(m, self.cols, self.rows),
+        )
+    }
+
+    fn gradient<T: Element>(&self, m: usize, rank: usize) -> Result<Adapted> {
+        Adapted::new::<T>(
+            self.cols,
+            rank,
+            Operands::contiguous(m, self.rows, self.cols),
+        )
+    }
+
+    fn grouped<T: Element>(&self, experts: usize, m: usize) -> Result<sys::nf4_grouped_args> {
+        grouped::nowhere::<T>(experts, m, self.cols, self.rows)
+    }
+
+    fn grouped_gradient<T: Element>(
+        &self,
+        experts: usize,
+        m: usize,
+    ) -> Result<sys::nf4_grouped_args> {
+        grouped::nowhere::<T>(experts, m, self.rows, self.cols)
+    }
+
+    /// Workspace of a [`matmul_into`](crate::matmul_into) of `m` contiguous rows: 0 for up to 8 rows.
+    ///
+    /// # Errors
+    /// It fails as [`Spec::sizes`] does, and if `m` rows are too many.
+    pub fn matmul_workspace_bytes<T: Element>(&self, m: usize) -> Result<usize> {
+        sys::nf4_tensor::MATMUL.workspace_bytes(&self.descriptor()?, &self.product::<T>(m)?)
+    }
+
+    /// Workspace of a [`matmul_lora_into`](crate::matmul_lora_into) of `m` contiguous rows with an
+    /// adapter of `rank`.
+    ///
+    /// # Errors
+    /// It fails as [`Spec::matmul_workspace_bytes`] does, and if `rank` is not 1 to 128.
+    pub fn matmul_lora_workspace_bytes<T: Element>(&self, m: usize, rank: usize) -> Result<usize> {
+        let mut adapted = self.adapted::<T>(m, rank)?;
+        sys::nf4_tensor::MATMUL.workspace_bytes(&self.descriptor()?, adapted.args())
+    }
+
+    /// Workspace of a [`matmul_grad_into`](crate::matmul_grad_into) of `m` contiguous rows, or with a
+    /// `rank` other than 0 of a [`matmul_grad_lora_into`](crate::matmul_grad_lora_into).
+    ///
+    /// # Errors
+    /// It fails as [`Spec::matmul_workspace_bytes`] does, and if `rank` is more than 128.
+    pub fn matmul_grad_workspace_bytes<T: Element>(&self, m: usize, rank: usize) -> Result<usize> {
+        let mut gradient = self.gradient::<T>(m, rank)?;
+        GRAD.workspace_bytes(&self.descriptor()?, gradient.args_if_any())
+    }
+
+    /// Workspace of a [`matmul_grouped_into`](crate::matmul_grouped_into) of `m` rows of y and so many
+    /// experts. It is also enough without `x_index`.
+    ///
+    /// # Errors
+    /// It fails as [`Spec::matmul_workspace_bytes`] does, and if `experts` is out of range.
+    pub fn matmul_grouped_workspace_bytes<T: Element>(
+        &self,
+        experts: usize,
+        m: usize,
+    ) -> Result<usize> {
+        let args = self.grouped::<T>(experts, m)?;
+        sys::nf4_tensor::GROUPED.workspace_bytes(&self.descriptor()?, &args)
+    }
+
+    /// Workspace of a [`matmul_grouped_grad_into`](crate::matmul_grouped_grad_into), likewise.
+    ///
+    /// # Errors
+    /// It fails as [`Spec::matmul_grouped_workspace_bytes`] does.
+    pub fn matmul_grouped_grad_workspace_bytes<T: Element>(
+        &self,
+        experts: usize,
+        m: usize,
+    ) -> Result<usize> {
+        let args = self.grouped_gradient::<T>(experts, m)?;
+        GROUPED_GRAD.workspace_bytes(&self.descriptor()?, &args)
+    }
+
     /// Tells which way `m` rows of x times a weight take less time. With no rows it is
     /// [`Path::Fused`].
+    ///
+    /// The answers of this function and of those below are for weights with the codebook of their
+    /// format, and for contiguous rows, all aligned to 16 bytes. An answer stays the same for the life
+    /// of the process, and takes about a microsecond.
     ///
     /// # Errors
     /// It fails as [`Spec::sizes`] does, and with
@@ -77,7 +209,8 @@ impl Spec {
     /// # Ok::<(), nf4::Error>(())
     /// ```
     pub fn matmul_path<T: Element>(&self, m: usize, place: Place) -> Result<Path> {
-        matmul_path::<T>(self, m, place)
+        let (weight, args) = (self.descriptor()?, self.product::<T>(m)?);
+        ask(&sys::nf4_tensor::MATMUL, &weight, &args, place)
     }
 
     /// Tells the same with an adapter of `rank`.
@@ -90,12 +223,8 @@ impl Spec {
         rank: usize,
         place: Place,
     ) -> Result<Path> {
-        ask(place, |device, path| {
-            // SAFETY: as above.
-            self.adapted::<T>(m, rank, false, |weight, args| unsafe {
-                sys::nf4_matmul_path(weight, args, device, path)
-            })
-        })
+        let (weight, mut adapted) = (self.descriptor()?, self.adapted::<T>(m, rank)?);
+        ask(&sys::nf4_tensor::MATMUL, &weight, adapted.args(), place)
     }
 
     /// Tells the same of the gradient of `m` rows of x, with an adapter of `rank`; 0 means none.
@@ -108,12 +237,30 @@ impl Spec {
         rank: usize,
         place: Place,
     ) -> Result<Path> {
-        ask(place, |device, path| {
-            // SAFETY: as above.
-            self.adapted::<T>(m, rank, true, |weight, args| unsafe {
-                sys::nf4_matmul_grad_path(weight, args, device, path)
-            })
-        })
+        let (weight, mut gradient) = (self.descriptor()?, self.gradient::<T>(m, rank)?);
+        ask(&GRAD, &weight, gradient.args_if_any(), place)
+    }
+
+    /// Tells the same of [`lora_grad_into`](crate::lora_grad_into) for an adapter of `rank` beside a
+    /// weight of this shape, with both gradients wanted, in `G`. The dense way is two products of
+    /// dense matrices.
+    ///
+    /// # Errors
+    /// It fails as [`Spec::matmul_lora_path`] does, and if `G` is neither `T` nor `f32`.
+    pub fn lora_grad_path<T: Element, G: Element>(
+        &self,
+        m: usize,
+        rank: usize,
+        place: Place,
+    ) -> Result<Path> {
+        let mut args = lora_grad::nowhere::<T, G>((rank, 1.0), m, (self.rows, self.cols))?;
+        // Both are wanted, which is all that is read of them.
+        args.da = ptr::NonNull::<G>::dangling().as_ptr().cast();
+        args.db = args.da;
+        let (device, mut path) = (place.device()?, 0);
+        // SAFETY: both live through the call, and the struct_size is set; no address is followed.
+        check(unsafe { sys::nf4_lora_grad_path(&args, device, &mut path) })?;
+        Ok(Path::from_raw(path))
     }
 
     /// Tells the same of `m` rows of y, and of so many experts, with `x_index`. The dense way
@@ -127,12 +274,8 @@ impl Spec {
         m: usize,
         place: Place,
     ) -> Result<Path> {
-        let args = nowhere::<T>(experts, m, self.cols, self.rows).raw()?;
-        let weight = self.descriptor()?;
-        ask(place, |device, path| {
-            // SAFETY: as above.
-            check(unsafe { sys::nf4_matmul_grouped_path(&weight, &args, device, path) })
-        })
+        let (weight, args) = (self.descriptor()?, self.grouped::<T>(experts, m)?);
+        ask(&sys::nf4_tensor::GROUPED, &weight, &args, place)
     }
 
     /// Tells the same of their gradient.
@@ -145,17 +288,27 @@ impl Spec {
         m: usize,
         place: Place,
     ) -> Result<Path> {
-        let args = nowhere::<T>(experts, m, self.rows, self.cols).raw()?;
-        let weight = self.descriptor()?;
-        ask(place, |device, path| {
-            // SAFETY: as above.
-            check(unsafe { sys::nf4_matmul_grouped_grad_path(&weight, &args, device, path) })
-        })
+        let (weight, args) = (self.descriptor()?, self.grouped_gradient::<T>(experts, m)?);
+        ask(&GROUPED_GRAD, &weight, &args, place)
     }
 }
 
-/// These functions are the same as those of [`Spec`].
+/// The same questions about weights of integers.
 impl Int4Spec {
+    /// Workspace of a [`matmul_grouped_into`](crate::matmul_grouped_into) of `m` rows of y and so many
+    /// experts of this spec. It is also enough without `x_index`.
+    ///
+    /// # Errors
+    /// It fails as [`Int4Spec::sizes`] does, and if `m` or `experts` is out of range.
+    pub fn matmul_grouped_workspace_bytes<T: Element>(
+        &self,
+        experts: usize,
+        m: usize,
+    ) -> Result<usize> {
+        let args = grouped::nowhere::<T>(experts, m, self.cols, self.rows)?;
+        sys::nf4_int4_tensor::GROUPED.workspace_bytes(&self.descriptor()?, &args)
+    }
+
     /// Tells which way `m` rows of x times a weight with this order of columns take less time. With
     /// no rows it is [`Path::Fused`].
     ///
@@ -175,15 +328,9 @@ impl Int4Spec {
         m: usize,
         place: Place,
     ) -> Result<Path> {
-        let parts = Int4PartsOf {
-            packed: (),
-            scales: (),
-            zeros: None,
-            columns,
-        };
-        let index = DevicePtr::from_raw(NonNull::dangling().as_ptr());
-        let parts = parts.map(|()| DevicePtr::NULL, |()| DevicePtr::NULL, |()| index);
-        matmul_path::<T>(&DeviceInt4Tensor { spec: *self, parts }, m, place)
+        let args = Operands::<T>::contiguous(m, self.cols, self.rows).raw()?;
+        let weight = self.nowhere(columns, false)?;
+        ask(&sys::nf4_int4_tensor::MATMUL, &weight, &args, place)
     }
 
     /// Tells the same of `m` rows of y, and of so many experts of this spec, with `x_index`. The
@@ -197,11 +344,12 @@ impl Int4Spec {
         m: usize,
         place: Place,
     ) -> Result<Path> {
-        let args = nowhere::<T>(experts, m, self.cols, self.rows).raw()?;
-        let weight = self.descriptor()?;
-        ask(place, |device, path| {
-            // SAFETY: as above.
-            check(unsafe { sys::nf4_int4_matmul_grouped_path(&weight, &args, device, path) })
-        })
+        let args = grouped::nowhere::<T>(experts, m, self.cols, self.rows)?;
+        ask(
+            &sys::nf4_int4_tensor::GROUPED,
+            &self.descriptor()?,
+            &args,
+            place,
+        )
     }
 }

@@ -1,10 +1,11 @@
 //! The scales of a weight, flat or nested, in any storage.
 
-use std::convert::Infallible;
-
 use nf4_sys as sys;
 
 use crate::format::SCALE_CODE_SIZE;
+use crate::memory::sealed::Sealed;
+use crate::memory::{Access, Memory, Read, Write};
+use crate::Result;
 
 /// The scales of a weight. The parameters are the storage of its parts: [`Scales`] owns them on the
 /// host, [`ScalesRef`] and [`ScalesMut`] borrow them, others are in device memory.
@@ -34,19 +35,19 @@ pub type ScalesMut<'a> =
     ScalesOf<&'a mut [f32], &'a mut [u8], &'a [f32; SCALE_CODE_SIZE], &'a mut f32>;
 
 /// Number of elements of each part.
-pub(crate) type ScaleLengths = ScalesOf<usize, usize, usize, usize>;
+pub type ScaleLengths = ScalesOf<usize, usize, usize, usize>;
 /// Addresses for the C interface, which writes through some of them in quantize alone.
-pub(crate) type RawScales = ScalesOf<*mut f32, *mut u8, *const f32, *mut f32>;
+pub type RawScales = ScalesOf<*mut f32, *mut u8, *const f32, *mut f32>;
 
 impl<F, B, C, O> ScalesOf<F, B, C, O> {
     /// Converts each part; the functions also get the name that the C interface has for it.
-    pub(crate) fn try_map<F2, B2, C2, O2, E>(
+    pub(crate) fn try_map<F2, B2, C2, O2>(
         self,
-        floats: impl FnOnce(&'static str, F) -> Result<F2, E>,
-        bytes: impl FnOnce(&'static str, B) -> Result<B2, E>,
-        table: impl FnOnce(&'static str, C) -> Result<C2, E>,
-        number: impl FnOnce(&'static str, O) -> Result<O2, E>,
-    ) -> Result<ScalesOf<F2, B2, C2, O2>, E> {
+        floats: impl FnOnce(&'static str, F) -> Result<F2>,
+        bytes: impl FnOnce(&'static str, B) -> Result<B2>,
+        table: impl FnOnce(&'static str, C) -> Result<C2>,
+        number: impl FnOnce(&'static str, O) -> Result<O2>,
+    ) -> Result<ScalesOf<F2, B2, C2, O2>> {
         Ok(match self {
             ScalesOf::Flat(absmax) => ScalesOf::Flat(floats("absmax", absmax)?),
             ScalesOf::Nested {
@@ -70,13 +71,20 @@ impl<F, B, C, O> ScalesOf<F, B, C, O> {
         table: impl FnOnce(C) -> C2,
         number: impl FnOnce(O) -> O2,
     ) -> ScalesOf<F2, B2, C2, O2> {
-        let Ok(mapped) = self.try_map::<_, _, _, _, Infallible>(
-            |_, part| Ok(floats(part)),
-            |_, part| Ok(bytes(part)),
-            |_, part| Ok(table(part)),
-            |_, part| Ok(number(part)),
-        );
-        mapped
+        match self {
+            ScalesOf::Flat(absmax) => ScalesOf::Flat(floats(absmax)),
+            ScalesOf::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => ScalesOf::Nested {
+                codes: bytes(codes),
+                absmax: floats(absmax),
+                code: table(code),
+                offset: number(offset),
+            },
+        }
     }
 
     pub(crate) fn as_ref(&self) -> ScalesOf<&F, &B, &C, &O> {
@@ -118,16 +126,68 @@ impl Scales {
     pub(crate) fn view(&self) -> ScalesRef<'_> {
         self.as_ref().map(|f| &f[..], |b| &b[..], |c| &**c, |o| o)
     }
+}
 
-    pub(crate) fn view_mut(&mut self) -> ScalesMut<'_> {
-        let parts = self.as_mut();
-        parts.map(|f| &mut f[..], |b| &mut b[..], |c| &**c, |o| o)
+/// Scales of a weight to be read, with parts in any buffers of one memory.
+pub trait ReadScales: Sealed {
+    /// Where the parts lie.
+    type Memory: Memory;
+
+    #[doc(hidden)]
+    fn lengths(&self) -> ScaleLengths;
+
+    /// The addresses for one call.
+    #[doc(hidden)]
+    fn raw<'a>(&'a self, access: &Access<'a, Self::Memory>) -> Result<RawScales>;
+}
+
+/// Scales of a weight to be written. `code` is read.
+pub trait WriteScales: ReadScales {
+    /// The addresses for one call.
+    #[doc(hidden)]
+    fn raw_mut<'a>(&'a mut self, access: &Access<'a, Self::Memory>) -> Result<RawScales>;
+}
+
+impl<F, B, C, O> Sealed for ScalesOf<F, B, C, O> {}
+
+impl<F, B, C, O> ReadScales for ScalesOf<F, B, C, O>
+where
+    F: Read<Element = f32>,
+    B: Read<Element = u8, Memory = F::Memory>,
+    C: Read<Element = f32, Memory = F::Memory>,
+    O: Read<Element = f32, Memory = F::Memory>,
+{
+    type Memory = F::Memory;
+
+    fn lengths(&self) -> ScaleLengths {
+        let parts = self.as_ref();
+        parts.map(F::length, B::length, C::length, O::length)
+    }
+
+    fn raw<'a>(&'a self, access: &Access<'a, F::Memory>) -> Result<RawScales> {
+        self.as_ref().try_map(
+            |name, absmax| Ok(absmax.address(name, access)?.cast_mut()),
+            |name, codes| Ok(codes.address(name, access)?.cast_mut()),
+            |name, code| code.address(name, access),
+            |name, offset| Ok(offset.address(name, access)?.cast_mut()),
+        )
     }
 }
 
-impl ScalesRef<'_> {
-    pub(crate) fn lengths(self) -> ScaleLengths {
-        self.map(<[f32]>::len, <[u8]>::len, |c| c.len(), |_| 1)
+impl<F, B, C, O> WriteScales for ScalesOf<F, B, C, O>
+where
+    F: Write<Element = f32>,
+    B: Write<Element = u8, Memory = F::Memory>,
+    C: Read<Element = f32, Memory = F::Memory>,
+    O: Write<Element = f32, Memory = F::Memory>,
+{
+    fn raw_mut<'a>(&'a mut self, access: &Access<'a, F::Memory>) -> Result<RawScales> {
+        self.as_mut().try_map(
+            |name, absmax| absmax.address_mut(name, access),
+            |name, codes| codes.address_mut(name, access),
+            |name, code| C::address(code, name, access),
+            |name, offset| offset.address_mut(name, access),
+        )
     }
 }
 

@@ -6,11 +6,9 @@ use nf4_sys as sys;
 
 use crate::error::{check, check_length, convert};
 use crate::format::SCALE_CODE_SIZE;
-use crate::gradient::RawLora;
 use crate::info::check_version;
-use crate::kind::Described;
 use crate::scales::ScaleLengths;
-use crate::{kind, Element, Format, Result};
+use crate::{Format, Result};
 
 /// The shape and format of a quantized weight.
 ///
@@ -127,78 +125,6 @@ impl Spec {
         Ok(bytes)
     }
 
-    /// Workspace of a [`matmul_launch`](crate::device::matmul_launch) of `m` contiguous rows, in
-    /// bytes: 0 for up to 8 rows, and never more for fewer rows. None is needed on the CPU.
-    ///
-    /// # Errors
-    /// As [`Spec::sizes`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m`
-    /// rows are too many.
-    pub fn matmul_workspace_bytes<T: Element>(&self, m: usize) -> Result<usize> {
-        kind::matmul_workspace_bytes::<T>(self, m)
-    }
-
-    /// Workspace of a [`matmul_lora_launch`](crate::device::matmul_lora_launch) with an adapter of
-    /// `rank`, likewise.
-    ///
-    /// # Errors
-    /// As [`Spec::matmul_workspace_bytes`].
-    pub fn matmul_lora_workspace_bytes<T: Element>(&self, m: usize, rank: usize) -> Result<usize> {
-        let mut bytes = 0;
-        // SAFETY: what they point to lives through the call, and the struct_size of each struct is set.
-        self.adapted::<T>(m, rank, false, |weight, args| unsafe {
-            sys::nf4_matmul_workspace_size(weight, args, &mut bytes)
-        })?;
-        Ok(bytes)
-    }
-
-    /// Workspace of a [`matmul_grad_launch`](crate::device::matmul_grad_launch), or with a `rank`
-    /// other than 0 of a [`matmul_grad_lora_launch`](crate::device::matmul_grad_lora_launch),
-    /// likewise.
-    ///
-    /// # Errors
-    /// As [`Spec::matmul_workspace_bytes`].
-    pub fn matmul_grad_workspace_bytes<T: Element>(&self, m: usize, rank: usize) -> Result<usize> {
-        let mut bytes = 0;
-        // SAFETY: as above.
-        self.adapted::<T>(m, rank, true, |weight, args| unsafe {
-            sys::nf4_matmul_grad_workspace_size(weight, args, &mut bytes)
-        })?;
-        Ok(bytes)
-    }
-
-    /// Asks `query` of a product of `m` contiguous rows, or of its gradient, with an adapter of
-    /// `rank`. A gradient may have none.
-    pub(crate) fn adapted<T: Element>(
-        &self,
-        m: usize,
-        rank: usize,
-        gradient: bool,
-        query: impl FnOnce(&sys::nf4_tensor, &sys::nf4_matmul_args) -> sys::nf4_status,
-    ) -> Result<()> {
-        let lora = RawLora {
-            dtype: T::DTYPE.as_raw(),
-            rank,
-            scale: 1.0,
-            a: ptr::null(),
-            a_stride: self.cols,
-            b: ptr::null(),
-            b_stride: rank,
-            product: ptr::null_mut(),
-        };
-        let (x_stride, y_stride) = if gradient {
-            (self.rows, self.cols)
-        } else {
-            (self.cols, self.rows)
-        };
-        let (args, lora) = (kind::contiguous::<T>(m, x_stride, y_stride), lora.raw()?);
-        let args = if rank == 0 && gradient {
-            args.raw()?
-        } else {
-            args.raw_with(&lora)?
-        };
-        check(query(&self.descriptor()?, &args))
-    }
-
     /// The C descriptor, with no pointers yet. Every call on a weight passes through here.
     pub(crate) fn descriptor(&self) -> Result<sys::nf4_tensor> {
         check_version()?;
@@ -254,18 +180,5 @@ impl Spec {
         Err(crate::Error::InvalidArgument(format!(
             "the scales are {kind}, but nested_blocksize is {blocksize}"
         )))
-    }
-}
-
-/// A weight without pointers, of which C functions ask for sizes alone.
-impl Described for Spec {
-    type Raw = sys::nf4_tensor;
-
-    fn raw(&self) -> Result<Self::Raw> {
-        self.descriptor()
-    }
-
-    fn shape(&self) -> (usize, usize) {
-        (self.rows, self.cols)
     }
 }

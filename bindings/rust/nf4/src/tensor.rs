@@ -1,16 +1,31 @@
-//! Quantized weights on the host: one that owns its buffers, two that borrow them.
+//! Quantized weights: one type over what holds their parts, and the names of those on the host.
 //!
 //! The lengths are checked when a weight is made, so one that exists can be given to
 //! libnf4: every pointer reaches as many bytes as libnf4 will read or write.
 
-use std::ptr;
-
 use nf4_sys as sys;
 
+use crate::error::check_length;
 use crate::format::CODEBOOK_SIZE;
-use crate::kind::{Described, HostView};
-use crate::{info, Result, Scales, ScalesMut, ScalesRef, Spec};
+use crate::kind::{Described, Experts, Weight};
+use crate::memory::sealed::Sealed;
+use crate::memory::{optional, Access, Read, Write};
+use crate::scales::{RawScales, ReadScales, WriteScales};
+use crate::{info, Result, Scales, ScalesMut, ScalesOf, ScalesRef, Spec};
 
+/// A quantized weight. The parameters are the storage of its parts, all in one kind of memory:
+/// [`QuantizedTensor`] owns them on the host, [`QuantizedRef`] and [`QuantizedMut`] borrow them,
+/// others are on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QuantizedOf<Bytes, Scales, Codebook> {
+    spec: Spec,
+    packed: Bytes,
+    scales: Scales,
+    codebook: Option<Codebook>,
+}
+
+/// A quantized weight that owns its buffers.
+pub type QuantizedTensor = QuantizedOf<Vec<u8>, Scales, [f32; CODEBOOK_SIZE]>;
 /// A quantized weight that borrows its buffers, to be read.
 ///
 /// ```
@@ -24,37 +39,60 @@ use crate::{info, Result, Scales, ScalesMut, ScalesRef, Spec};
 /// assert_eq!((values[0], values[1], values[62], values[63]), (2.0, -2.0, 3.0, -3.0));
 /// # Ok::<(), nf4::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy)]
-pub struct QuantizedRef<'a> {
-    spec: Spec,
-    elements: usize,
-    packed: &'a [u8],
-    scales: ScalesRef<'a>,
-    codebook: Option<&'a [f32; CODEBOOK_SIZE]>,
-}
+pub type QuantizedRef<'a> = QuantizedOf<&'a [u8], ScalesRef<'a>, &'a [f32; CODEBOOK_SIZE]>;
+/// A quantized weight that borrows its buffers, to be written by
+/// [`quantize_into`](crate::quantize_into).
+pub type QuantizedMut<'a> = QuantizedOf<&'a mut [u8], ScalesMut<'a>, &'a [f32; CODEBOOK_SIZE]>;
 
-impl<'a> QuantizedRef<'a> {
-    /// A weight of these parts. `codebook` replaces that of the format.
+impl<B, S, K> QuantizedOf<B, S, K>
+where
+    B: Read<Element = u8>,
+    S: ReadScales<Memory = B::Memory>,
+    K: Read<Element = f32, Memory = B::Memory>,
+{
+    /// A weight of these parts, such as those of a file. `codebook`, 16 floats, replaces that of the
+    /// format.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `spec` is wrong, or a
     /// buffer does not have the length that it asks for.
-    pub fn new(
-        spec: Spec,
-        packed: &'a [u8],
-        scales: ScalesRef<'a>,
-        codebook: Option<&'a [f32; CODEBOOK_SIZE]>,
-    ) -> Result<Self> {
-        let elements = spec.check_parts(packed.len(), scales.lengths())?.elements;
-        Ok(QuantizedRef {
+    pub fn new(spec: Spec, packed: B, scales: S, codebook: Option<K>) -> Result<Self> {
+        if let Some(entries) = &codebook {
+            check_length("codebook", entries.length(), CODEBOOK_SIZE)?;
+        }
+        spec.check_parts(packed.length(), scales.lengths())?;
+        Ok(QuantizedOf {
             spec,
-            elements,
             packed,
             scales,
             codebook,
         })
     }
 
+    /// Bytes of codes and scales; tables are not counted.
+    pub fn bytes(&self) -> usize {
+        let scales = match self.scales.lengths() {
+            ScalesOf::Flat(absmax) => absmax * size_of::<f32>(),
+            ScalesOf::Nested {
+                codes,
+                absmax,
+                offset,
+                ..
+            } => codes + (absmax + offset) * size_of::<f32>(),
+        };
+        self.packed.length() + scales
+    }
+
+    /// Bits of codes and scales per element; NaN for a weight of no elements.
+    pub fn bits_per_weight(&self) -> f64 {
+        if self.elements() == 0 {
+            return f64::NAN;
+        }
+        self.bytes() as f64 * 8.0 / self.elements() as f64
+    }
+}
+
+impl<B, S, K> QuantizedOf<B, S, K> {
     /// Shape and format.
     pub fn spec(&self) -> Spec {
         self.spec
@@ -62,146 +100,109 @@ impl<'a> QuantizedRef<'a> {
 
     /// `rows * cols`.
     pub fn elements(&self) -> usize {
-        self.elements
+        self.spec.rows * self.spec.cols
     }
 
     /// The codes, two in a byte, the first in the high half.
-    pub fn packed(&self) -> &'a [u8] {
-        self.packed
+    pub fn packed(&self) -> &B {
+        &self.packed
     }
 
     /// The scales.
-    pub fn scales(&self) -> ScalesRef<'a> {
-        self.scales
+    pub fn scales(&self) -> &S {
+        &self.scales
     }
 
     /// The codebook that replaces that of the format.
-    pub fn codebook(&self) -> Option<&'a [f32; CODEBOOK_SIZE]> {
-        self.codebook
+    pub fn codebook(&self) -> Option<&K> {
+        self.codebook.as_ref()
+    }
+
+    /// The parts: spec, packed, scales, codebook.
+    pub fn into_parts(self) -> (Spec, B, S, Option<K>) {
+        (self.spec, self.packed, self.scales, self.codebook)
+    }
+
+    /// The descriptor of these addresses.
+    fn descriptor(
+        spec: &Spec,
+        packed: *mut u8,
+        scales: RawScales,
+        codebook: *const f32,
+    ) -> Result<sys::nf4_tensor> {
+        let mut raw = spec.descriptor()?;
+        raw.packed = packed.cast();
+        raw.codebook = codebook;
+        scales.set_in(&mut raw);
+        Ok(raw)
     }
 }
 
-impl Described for QuantizedRef<'_> {
+impl<B, S, K> QuantizedOf<B, S, K>
+where
+    B: Write<Element = u8>,
+    S: WriteScales<Memory = B::Memory>,
+    K: Read<Element = f32, Memory = B::Memory>,
+{
+    /// The descriptor for one call, which writes codes and scales.
+    pub(crate) fn raw_mut<'a>(
+        &'a mut self,
+        access: &Access<'a, B::Memory>,
+    ) -> Result<sys::nf4_tensor> {
+        Self::descriptor(
+            &self.spec,
+            self.packed.address_mut("packed", access)?,
+            self.scales.raw_mut(access)?,
+            optional("codebook", self.codebook.as_ref(), access)?,
+        )
+    }
+}
+
+impl<B, S, K> Sealed for QuantizedOf<B, S, K> {}
+
+impl<B, S, K> Described for QuantizedOf<B, S, K>
+where
+    B: Read<Element = u8>,
+    S: ReadScales<Memory = B::Memory>,
+    K: Read<Element = f32, Memory = B::Memory>,
+{
+    type Memory = B::Memory;
     type Raw = sys::nf4_tensor;
 
-    fn raw(&self) -> Result<Self::Raw> {
-        let mut raw = self.spec.descriptor()?;
-        raw.packed = self.packed.as_ptr().cast_mut().cast();
-        raw.codebook = codebook_pointer(self.codebook);
-        self.scales
-            .map(
-                |absmax| absmax.as_ptr().cast_mut(),
-                |codes| codes.as_ptr().cast_mut(),
-                |code| code.as_ptr(),
-                |offset| ptr::from_ref(offset).cast_mut(),
-            )
-            .set_in(&mut raw);
-        Ok(raw)
+    fn raw<'a>(&'a self, access: &Access<'a, B::Memory>) -> Result<Self::Raw> {
+        Self::descriptor(
+            &self.spec,
+            self.packed.address("packed", access)?.cast_mut(),
+            self.scales.raw(access)?,
+            optional("codebook", self.codebook.as_ref(), access)?,
+        )
     }
 
+    fn nowhere(&self) -> Result<Self::Raw> {
+        self.spec.descriptor()
+    }
+}
+
+impl<B, S, K> Weight for QuantizedOf<B, S, K>
+where
+    Self: Described,
+{
     fn shape(&self) -> (usize, usize) {
         (self.spec.rows, self.spec.cols)
     }
 }
 
-impl HostView for QuantizedRef<'_> {}
-
-/// A quantized weight that borrows its buffers, to be written by
-/// [`quantize_into`](crate::quantize_into).
-#[derive(Debug)]
-pub struct QuantizedMut<'a> {
-    spec: Spec,
-    elements: usize,
-    packed: &'a mut [u8],
-    scales: ScalesMut<'a>,
-    codebook: Option<&'a [f32; CODEBOOK_SIZE]>,
-}
-
-impl<'a> QuantizedMut<'a> {
-    /// A weight of these parts. `codebook` replaces that of the format.
-    ///
-    /// # Errors
-    /// As [`QuantizedRef::new`].
-    pub fn new(
-        spec: Spec,
-        packed: &'a mut [u8],
-        scales: ScalesMut<'a>,
-        codebook: Option<&'a [f32; CODEBOOK_SIZE]>,
-    ) -> Result<Self> {
-        let lengths = scales
-            .as_ref()
-            .map(|f| f.len(), |b| b.len(), |c| c.len(), |_| 1);
-        let elements = spec.check_parts(packed.len(), lengths)?.elements;
-        Ok(QuantizedMut {
-            spec,
-            elements,
-            packed,
-            scales,
-            codebook,
-        })
+impl<B, S, K> Experts for QuantizedOf<B, S, K>
+where
+    Self: Described,
+{
+    /// libnf4 refuses experts that do not divide the rows.
+    fn expert_shape(&self, experts: usize) -> Result<(usize, usize)> {
+        Ok((self.spec.rows / experts.max(1), self.spec.cols))
     }
-
-    /// Shape and format.
-    pub fn spec(&self) -> Spec {
-        self.spec
-    }
-
-    /// `rows * cols`.
-    pub fn elements(&self) -> usize {
-        self.elements
-    }
-
-    pub(crate) fn raw(&mut self) -> Result<sys::nf4_tensor> {
-        let mut raw = self.spec.descriptor()?;
-        raw.packed = self.packed.as_mut_ptr().cast();
-        raw.codebook = codebook_pointer(self.codebook);
-        self.scales
-            .as_mut()
-            .map(
-                |absmax| absmax.as_mut_ptr(),
-                |codes| codes.as_mut_ptr(),
-                |code| code.as_ptr(),
-                |offset| ptr::from_mut(*offset),
-            )
-            .set_in(&mut raw);
-        Ok(raw)
-    }
-}
-
-fn codebook_pointer(codebook: Option<&[f32; CODEBOOK_SIZE]>) -> *const f32 {
-    codebook.map_or(ptr::null(), |entries| entries.as_ptr())
-}
-
-/// A quantized weight that owns its buffers.
-#[derive(Debug, Clone, PartialEq)]
-pub struct QuantizedTensor {
-    spec: Spec,
-    packed: Vec<u8>,
-    scales: Scales,
-    codebook: Option<[f32; CODEBOOK_SIZE]>,
 }
 
 impl QuantizedTensor {
-    /// A weight of these parts, such as those of a file. `codebook` replaces that of the
-    /// format.
-    ///
-    /// # Errors
-    /// As [`QuantizedRef::new`].
-    pub fn from_parts(
-        spec: Spec,
-        packed: Vec<u8>,
-        scales: Scales,
-        codebook: Option<[f32; CODEBOOK_SIZE]>,
-    ) -> Result<Self> {
-        QuantizedRef::new(spec, &packed, scales.view(), codebook.as_ref())?;
-        Ok(QuantizedTensor {
-            spec,
-            packed,
-            scales,
-            codebook,
-        })
-    }
-
     /// Buffers of zeros, to be filled by [`quantize_into`](crate::quantize_into). Nested
     /// scales get the code of bitsandbytes, [`scale_code`](crate::scale_code).
     ///
@@ -235,78 +236,14 @@ impl QuantizedTensor {
         }
     }
 
-    /// The parts: spec, packed, scales, codebook.
-    pub fn into_parts(self) -> (Spec, Vec<u8>, Scales, Option<[f32; CODEBOOK_SIZE]>) {
-        (self.spec, self.packed, self.scales, self.codebook)
-    }
-
     /// Borrows it to be read.
     pub fn view(&self) -> QuantizedRef<'_> {
         QuantizedRef {
             spec: self.spec,
-            elements: self.elements(),
             packed: &self.packed,
             scales: self.scales.view(),
             codebook: self.codebook.as_ref(),
         }
-    }
-
-    /// Borrows it to be written.
-    pub fn view_mut(&mut self) -> QuantizedMut<'_> {
-        QuantizedMut {
-            spec: self.spec,
-            elements: self.elements(),
-            packed: &mut self.packed,
-            scales: self.scales.view_mut(),
-            codebook: self.codebook.as_ref(),
-        }
-    }
-
-    /// Shape and format.
-    pub fn spec(&self) -> Spec {
-        self.spec
-    }
-
-    /// `rows * cols`.
-    pub fn elements(&self) -> usize {
-        self.spec.rows * self.spec.cols
-    }
-
-    /// The codes, two in a byte, the first in the high half.
-    pub fn packed(&self) -> &[u8] {
-        &self.packed
-    }
-
-    /// The scales.
-    pub fn scales(&self) -> &Scales {
-        &self.scales
-    }
-
-    /// The codebook that replaces that of the format.
-    pub fn codebook(&self) -> Option<&[f32; CODEBOOK_SIZE]> {
-        self.codebook.as_ref()
-    }
-
-    /// Bytes of codes and scales; tables are not counted.
-    pub fn bytes(&self) -> usize {
-        let scales = match &self.scales {
-            Scales::Flat(absmax) => size_of_val(&absmax[..]),
-            Scales::Nested {
-                codes,
-                absmax,
-                offset,
-                ..
-            } => codes.len() + size_of_val(&absmax[..]) + size_of_val(offset),
-        };
-        self.packed.len() + scales
-    }
-
-    /// Bits of codes and scales per element; NaN for a weight of no elements.
-    pub fn bits_per_weight(&self) -> f64 {
-        if self.elements() == 0 {
-            return f64::NAN;
-        }
-        self.bytes() as f64 * 8.0 / self.elements() as f64
     }
 }
 

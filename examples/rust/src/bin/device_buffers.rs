@@ -7,10 +7,10 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr as _, DevicePtrMut as _};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _};
 use half::bf16;
-use nf4::device::{dequant_launch, quantize_launch, DevicePtr, DeviceScales, DeviceTensor, Stream};
-use nf4::{QuantizedTensor, Scales, Spec};
+use nf4::device::{DeviceScalesMut, DeviceSlice, DeviceSliceMut, DeviceTensorMut, Launch, Stream};
+use nf4::{dequantize_into, quantize_into, QuantizedTensor, Scales, Spec};
 use nf4_examples::example_weight;
 
 /// What test runners read as "skipped".
@@ -64,27 +64,34 @@ fn on_the_gpu(
     // From here on there are only addresses: they could come from cudaMalloc, from a
     // framework, or from anywhere else.
     {
-        let raw_stream = Stream::from_raw(stream.cu_stream().cast());
-        let weight = DeviceTensor {
-            spec,
-            packed: DevicePtr::from_address(packed.device_ptr_mut(stream).0),
-            scales: DeviceScales::Nested {
-                codes: DevicePtr::from_address(codes.device_ptr_mut(stream).0),
-                absmax: DevicePtr::from_address(absmax.device_ptr_mut(stream).0),
-                code: DevicePtr::from_address(code.device_ptr(stream).0),
-                offset: DevicePtr::from_address(offset.device_ptr_mut(stream).0),
-            },
-            codebook: None,
+        let (packed_bytes, blocks) = (sizes.packed_bytes, sizes.blocks);
+        let (elements, nested_blocks) = (sizes.elements, sizes.nested_blocks);
+        // SAFETY: the buffers have these lengths, none overlap, all are of this stream, which is alive,
+        // and live until it is synchronised below.
+        let (values, workspace, to, mut weight, raw_stream) = unsafe {
+            let raw_stream = Stream::from_raw(stream.cu_stream().cast());
+            let scales = DeviceScalesMut::Nested {
+                codes: written(&mut codes, blocks, stream),
+                absmax: written(&mut absmax, nested_blocks, stream),
+                code: read(&code, 256, stream),
+                offset: written(&mut offset, 1, stream),
+            };
+            (
+                read(&dense, elements, stream),
+                written(&mut workspace, workspace_bytes, stream),
+                written(&mut out, elements, stream),
+                DeviceTensorMut::new(
+                    spec,
+                    written(&mut packed, packed_bytes, stream),
+                    scales,
+                    None,
+                )?,
+                raw_stream,
+            )
         };
-        let dense = DevicePtr::<bf16>::from_address(dense.device_ptr(stream).0);
-        let workspace = DevicePtr::from_address(workspace.device_ptr_mut(stream).0);
-        let out = DevicePtr::<bf16>::from_address(out.device_ptr_mut(stream).0);
-        // SAFETY: the buffers have the sizes that the spec asks for, none overlap, all are of
-        // this stream and live until it is synchronised below.
-        unsafe {
-            quantize_launch(dense, &weight, workspace, workspace_bytes, raw_stream)?;
-            dequant_launch(&weight, out, raw_stream)?;
-        }
+        let on = Launch::new(raw_stream).workspace(workspace);
+        quantize_into(values, &mut weight, on)?;
+        dequantize_into(&weight, to, raw_stream)?;
     }
 
     let packed = stream.clone_dtoh(&packed)?;
@@ -100,8 +107,29 @@ fn on_the_gpu(
         code,
         offset: offset[0],
     };
-    Ok((
-        QuantizedTensor::from_parts(spec, packed, scales, None)?,
-        back,
-    ))
+    Ok((QuantizedTensor::new(spec, packed, scales, None)?, back))
+}
+
+/// # Safety
+/// As for [`DeviceSlice::from_raw_parts`].
+unsafe fn read<T>(
+    buffer: &CudaSlice<T>,
+    length: usize,
+    stream: &Arc<CudaStream>,
+) -> DeviceSlice<T> {
+    let address = buffer.device_ptr(stream).0 as usize;
+    // SAFETY: as the caller promises.
+    unsafe { DeviceSlice::from_raw_parts(address as *const T, length) }
+}
+
+/// # Safety
+/// As for [`DeviceSliceMut::from_raw_parts`].
+unsafe fn written<T>(
+    buffer: &mut CudaSlice<T>,
+    length: usize,
+    stream: &Arc<CudaStream>,
+) -> DeviceSliceMut<T> {
+    let address = buffer.device_ptr_mut(stream).0 as usize;
+    // SAFETY: as the caller promises.
+    unsafe { DeviceSliceMut::from_raw_parts(address as *mut T, length) }
 }

@@ -42,7 +42,7 @@ impl Source for Random<'_> {
         let codes = page.repeat(rows * cols / 2 / page.len());
         let spec = Spec::new(rows, cols).flat();
         let scales = nf4::Scales::Flat(vec![0.05; rows * cols / 64]);
-        let weight = QuantizedTensor::from_parts(spec, codes, scales, None);
+        let weight = QuantizedTensor::new(spec, codes, scales, None);
         weight.map(Some).map_err(Error::wrap)
     }
 }

@@ -5,7 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::{json, Error, Result};
+use super::error::{Error, Result};
+use super::json;
 
 const SUFFIX: &str = ".safetensors.index.json";
 const INDEX: &str = "model.safetensors.index.json";

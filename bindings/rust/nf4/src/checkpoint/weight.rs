@@ -4,8 +4,9 @@ use std::borrow::Cow;
 
 use safetensors::Dtype;
 
+use super::error::{Error, Result};
 use super::state::{self, State, FORMATS, STATE_MARK};
-use super::{Checkpoint, Error, Result};
+use super::tensors::Checkpoint;
 use crate::format::{CODEBOOK_SIZE, SCALE_CODE_SIZE};
 use crate::{codebook, DType, QuantizedRef, QuantizedTensor, Scales, ScalesOf, Spec};
 
@@ -61,14 +62,22 @@ impl StoredWeight<'_> {
             self.scales
                 .as_ref()
                 .map(|f| f.to_vec(), |b| b.to_vec(), Clone::clone, |o| *o);
-        QuantizedTensor::from_parts(self.spec, self.packed.to_vec(), scales, self.codebook)
+        QuantizedTensor::new(self.spec, self.packed.to_vec(), scales, self.codebook)
     }
 }
 
-pub(super) fn read<'a, B: AsRef<[u8]>>(
-    checkpoint: &'a Checkpoint<B>,
-    name: &str,
-) -> Result<StoredWeight<'a>> {
+impl<B: AsRef<[u8]>> Checkpoint<B> {
+    /// A weight in 4 bits, borrowed from the file.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without such a weight, [`Error::Weight`] where its tensors contradict its
+    /// quant_state.
+    pub fn weight(&self, name: &str) -> Result<StoredWeight<'_>> {
+        read(self, name)
+    }
+}
+
+fn read<'a, B: AsRef<[u8]>>(checkpoint: &'a Checkpoint<B>, name: &str) -> Result<StoredWeight<'a>> {
     crate::info::check_version()?;
     let wrong = |detail: String| Error::Weight {
         name: name.to_owned(),

@@ -2,20 +2,25 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits};
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{
+    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop,
+    ValidAsZeroBits,
+};
 
 use crate::Result;
 
-/// A buffer of `length` elements. The allocation has one at least: CUDA has none of 0 bytes.
+/// A buffer of a weight that owns its parts on the GPU. It may be empty, while its allocation has one
+/// element at least: CUDA has none of 0 bytes.
 #[derive(Debug)]
-pub(super) struct Buffer<T> {
+pub struct CudaBuffer<T> {
     memory: CudaSlice<T>,
-    pub(super) length: usize,
+    length: usize,
 }
 
-impl<T: DeviceRepr + ValidAsZeroBits> Buffer<T> {
+impl<T: DeviceRepr + ValidAsZeroBits> CudaBuffer<T> {
     pub(super) fn zeros(stream: &Arc<CudaStream>, length: usize) -> Result<Self> {
-        Ok(Buffer {
+        Ok(CudaBuffer {
             memory: stream.alloc_zeros(length.max(1))?,
             length,
         })
@@ -35,12 +40,26 @@ impl<T: DeviceRepr + ValidAsZeroBits> Buffer<T> {
         values.truncate(self.length);
         Ok(values)
     }
+}
 
-    pub(super) fn view(&self) -> CudaView<'_, T> {
-        self.memory.slice(..self.length)
+impl<T> DeviceSlice<T> for CudaBuffer<T> {
+    fn len(&self) -> usize {
+        self.length
     }
 
-    pub(super) fn view_mut(&mut self) -> CudaViewMut<'_, T> {
-        self.memory.slice_mut(..self.length)
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.memory.stream()
+    }
+}
+
+impl<T> DevicePtr<T> for CudaBuffer<T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.memory.device_ptr(stream)
+    }
+}
+
+impl<T> DevicePtrMut<T> for CudaBuffer<T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.memory.device_ptr_mut(stream)
     }
 }

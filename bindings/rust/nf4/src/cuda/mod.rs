@@ -1,13 +1,17 @@
-//! Launches on the buffers and streams of the crate cudarc.
+//! The buffers and streams of the crate cudarc.
+//!
+//! The operations of this crate launch on them: a [`CudaTensor`], a [`CudaRef`] and others are weights,
+//! and `CudaSlice`, `CudaView` and `CudaViewMut` of cudarc hold all else. The last argument of an
+//! operation, `on`, is a stream, or a [`Launch`] with a workspace. They enqueue and return.
 //!
 //! They are safe: lengths, element types and contexts are checked, and cudarc's own tracking
-//! of events keeps a buffer alive, and in order, across streams. They enqueue and return.
+//! of events keeps a buffer alive, and in order, across streams.
 //!
 //! cudarc loads the CUDA driver at its first use, and panics where there is none: ask
 //! [`device_info`](crate::device_info) first.
 //!
 //! ```
-//! use nf4::cuda::{self, CudaTensor};
+//! use nf4::cuda::CudaTensor;
 //! use nf4::cudarc::driver::CudaContext;
 //!
 //! if let Err(reason) = nf4::device_info(0).status {
@@ -20,32 +24,100 @@
 //!
 //! let on_gpu = CudaTensor::upload(&stream, &weight)?;
 //! let mut out = stream.alloc_zeros::<half::bf16>(values.len())?;
-//! cuda::dequantize_into(&on_gpu.view(), &mut out.as_view_mut(), &stream)?;
+//! nf4::dequantize_into(&on_gpu, &mut out, &stream)?;
 //! let back = stream.clone_dtoh(&out)?;
 //! stream.synchronize()?;
 //! assert_eq!(back, nf4::dequantize::<half::bf16>(&weight, 0)?);
 //! # Ok::<(), nf4::Error>(())
 //! ```
+//!
+//! Several products are one call, and one launch where x has few rows:
+//!
+//! ```
+//! use half::bf16;
+//! use nf4::cuda::{CudaTensor, Launch};
+//! use nf4::cudarc::driver::{CudaSlice, CudaStream};
+//! use nf4::{matmul_batch_into, MatrixOf, ProductOf};
+//! use std::sync::Arc;
+//!
+//! /// q, k and v of m rows of x. The workspace has the most of the weights' `matmul_workspace_bytes`.
+//! fn qkv(
+//!     x: &CudaSlice<bf16>,
+//!     m: usize,
+//!     weights: &[CudaTensor; 3],
+//!     workspace: &mut CudaSlice<u8>,
+//!     stream: &Arc<CudaStream>,
+//! ) -> nf4::Result<Vec<CudaSlice<bf16>>> {
+//!     let outputs = weights.iter().map(|weight| stream.alloc_zeros(m * weight.spec().rows));
+//!     let mut y = outputs.collect::<Result<Vec<_>, _>>()?;
+//!     let (mut products, mut to) = (Vec::new(), Vec::new());
+//!     for (weight, y) in weights.iter().zip(&mut y) {
+//!         products.push(ProductOf::new(MatrixOf::new(x, m, weight.spec().cols)?, weight));
+//!         to.push(MatrixOf::new(y, m, weight.spec().rows)?);
+//!     }
+//!     let on = Launch::new(stream).workspace(workspace.as_view_mut());
+//!     matmul_batch_into(&products, &mut to, on)?;
+//!     Ok(y)
+//! }
+//! ```
+//!
+//! Experts of integers, whose routing stays on the GPU:
+//!
+//! ```
+//! use half::bf16;
+//! use nf4::cuda::{CudaGrouped, CudaInt4Stack, Launch};
+//! use nf4::cudarc::driver::{CudaSlice, CudaStream};
+//! use nf4::{matmul_grouped_into, MatrixOf};
+//! use std::sync::Arc;
+//!
+//! /// Row i of y is that of the row token_of_row[i] of x, by the expert whose rows end behind i.
+//! fn experts(
+//!     x: &CudaSlice<bf16>,
+//!     tokens: usize,
+//!     weight: &CudaInt4Stack<'_>,
+//!     ends: &CudaSlice<i32>,
+//!     token_of_row: &CudaSlice<i32>,
+//!     stream: &Arc<CudaStream>,
+//! ) -> nf4::Result<CudaSlice<bf16>> {
+//!     let (spec, m) = (weight.spec(), token_of_row.len());
+//!     let bytes = spec.matmul_grouped_workspace_bytes::<bf16>(weight.experts(), m)?;
+//!     let mut workspace = stream.alloc_zeros::<u8>(bytes.max(1))?;
+//!     let mut y = stream.alloc_zeros::<bf16>(m * spec.rows)?;
+//!     let operands = CudaGrouped {
+//!         x_index: Some(token_of_row.as_view()),
+//!         ..CudaGrouped::new(MatrixOf::new(x.as_view(), tokens, spec.cols)?, ends.as_view())
+//!     };
+//!     let on = Launch::new(stream).workspace(workspace.as_view_mut());
+//!     matmul_grouped_into(&operands, weight, &mut MatrixOf::new(&mut y, m, spec.rows)?, on)?;
+//!     Ok(y)
+//! }
+//! ```
 
-mod access;
-mod batch;
 mod buffer;
-mod grouped;
 mod int4;
-mod int4_stack;
-mod lora_grad;
-mod ops;
+mod memory;
 mod tensor;
 
-pub use batch::{matmul_batch_into, matmul_joined_into, CudaProduct};
-pub use grouped::{
-    matmul_grouped_grad_into, matmul_grouped_int4_into, matmul_grouped_into, CudaGrouped,
-};
-pub use int4::{quantize_int4_into, reorder_int4_into, CudaInt4Mut, CudaInt4Ref, CudaInt4Tensor};
-pub use int4_stack::CudaInt4Stack;
-pub use lora_grad::{lora_grad_into, CudaLoraGrad};
-pub use ops::{dequantize_into, matmul_grad_into, matmul_into, quantize_into};
-pub use tensor::{CudaMut, CudaRef, CudaScalesMut, CudaScalesRef, CudaTensor};
+use cudarc::driver::{CudaView, CudaViewMut};
 
-/// A weight of any kind in buffers on the GPU, to be read: a [`CudaRef`] or a [`CudaInt4Ref`].
-pub trait CudaWeight: access::Readable {}
+pub use buffer::CudaBuffer;
+pub use int4::{
+    CudaInt4Mut, CudaInt4Parts, CudaInt4PartsMut, CudaInt4PartsRef, CudaInt4Ref, CudaInt4Stack,
+    CudaInt4Tensor,
+};
+pub use memory::{Cuda, Launch};
+pub use tensor::{CudaMut, CudaRef, CudaScales, CudaScalesMut, CudaScalesRef, CudaTensor};
+
+/// A matrix in a buffer on the GPU, to be read.
+pub type CudaMatrix<'a, T> = crate::MatrixOf<CudaView<'a, T>>;
+/// A matrix in a buffer on the GPU, to be written.
+pub type CudaMatrixMut<'a, T> = crate::MatrixOf<CudaViewMut<'a, T>>;
+/// An adapter in buffers on the GPU.
+pub type CudaLora<'a, A> = crate::LoraOf<CudaView<'a, A>>;
+/// What the gradients of an adapter's matrices are made of, in buffers on the GPU.
+pub type CudaLoraGrad<'a, T> = crate::LoraGradOf<CudaView<'a, T>>;
+/// One of the products of [`matmul_batch_into`](crate::matmul_batch_into), in buffers on the GPU.
+pub type CudaProduct<'a, T, W> = crate::ProductOf<CudaView<'a, T>, W>;
+/// What the experts of a weight are multiplied with, in buffers on the GPU.
+pub type CudaGrouped<'a, T> =
+    crate::GroupedOf<CudaView<'a, T>, CudaView<'a, i32>, CudaView<'a, f32>>;

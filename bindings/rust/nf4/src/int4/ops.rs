@@ -1,12 +1,13 @@
-//! Quantize to integers and sort columns, on host memory.
+//! Quantize to integers and sort columns.
 
 use nf4_sys as sys;
 
-use super::parts::{check_whole_groups, ColumnsOf};
-use super::{Int4Layout, Int4Mut, Int4Ref, Int4Scheme, Int4Spec, Int4Tensor};
-use crate::error::{check, check_length};
+use super::parts::{check_whole_groups, ColumnsOf, Int4PartsOf, WriteInt4Parts};
+use super::spec::{Int4Layout, Int4Scheme, Int4Spec};
+use super::tensor::{Int4Of, Int4Tensor};
+use crate::error::check_length;
 use crate::kind::Described;
-use crate::ops::thread_count;
+use crate::memory::{Call, Memory, Read, Write};
 use crate::{Element, Result};
 
 impl Int4Scheme {
@@ -46,36 +47,45 @@ pub fn quantize_int4<T: Element>(
     let with_zero_points =
         scheme == Int4Scheme::Asymmetric || spec.layout != Int4Layout::CompressedTensors;
     let mut weight = Int4Tensor::zeros(spec, with_zero_points)?;
-    quantize_int4_into(values, &mut weight.view_mut(), scheme, threads)?;
+    quantize_int4_into(values, &mut weight, scheme, threads)?;
     Ok(weight)
 }
 
-/// Quantizes `values` into the parts of `weight`, whose columns are in order. `threads` as in
-/// [`quantize_int4`].
+/// Quantizes `values`, the `rows * cols` elements of a weight in row-major order, into the parts of
+/// `weight`, whose columns are in order. The bytes are the same in every memory.
+///
+/// `on` is a number of threads, a stream, or what [`Memory::Call`](crate::Memory::Call) says; a launch
+/// needs no workspace.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `values` has another length
 /// than the weight, the weight has an index, or [`Int4Scheme::Asymmetric`] no zero points to
-/// write.
-pub fn quantize_int4_into<T: Element>(
-    values: &[T],
-    weight: &mut Int4Mut<'_>,
+/// write; for a launch also those of [`dequantize_into`](crate::dequantize_into).
+pub fn quantize_int4_into<'c, V, P>(
+    values: V,
+    weight: &mut Int4Of<P>,
     scheme: Int4Scheme,
-    threads: u32,
-) -> Result<()> {
-    check_length("values", values.len(), weight.elements())?;
-    // SAFETY: `values` has as many elements as the weight and the parts of the weight were
-    // checked when it was made. All of them are borrowed through the call, the written ones
-    // mutably, so none overlap.
-    check(unsafe {
-        sys::nf4_int4_quantize_cpu(
-            values.as_ptr().cast(),
-            T::DTYPE.as_raw(),
-            &weight.raw()?,
-            scheme.as_raw(),
-            thread_count(threads),
-        )
-    })
+    on: impl Into<Call<'c, V::Memory>>,
+) -> Result<()>
+where
+    V: Read<Element: Element>,
+    P: WriteInt4Parts<Memory = V::Memory>,
+{
+    check_length("values", values.length(), weight.elements())?;
+    let access = V::Memory::access(on.into(), 0);
+    let weight = weight.raw_mut(&access)?;
+    let values = values.address("values", &access)?.cast();
+    let (dtype, scheme) = (V::Element::DTYPE.as_raw(), scheme.as_raw());
+    V::Memory::run(
+        access,
+        // SAFETY: `values` has as many elements as the weight, whose parts were checked when it was
+        // made. All of them are borrowed through the call, the written ones mutably, so none overlap.
+        |_, threads| unsafe { sys::nf4_int4_quantize_cpu(values, dtype, &weight, scheme, threads) },
+        // SAFETY: as above.
+        |_, stream| unsafe {
+            sys::nf4_int4_quantize_launch(values, dtype, &weight, scheme, stream)
+        },
+    )
 }
 
 /// Sorts the columns of a weight with `g_idx` by group, which matmul reads faster: writes
@@ -83,44 +93,70 @@ pub fn quantize_int4_into<T: Element>(
 /// zero points of `weight` they make an equal weight, of
 /// [`Permuted`](crate::ColumnsOf::Permuted) columns. Columns of one group keep their order.
 ///
+/// `on` is as in [`quantize_int4_into`]. On a GPU the host does not see `g_idx`: if groups are not of
+/// `group_size` columns each by it, the outputs make another weight.
+///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `weight` has no `g_idx`, or one by
-/// which groups are not of `group_size` columns each, or `packed` or `permutation` has another
-/// length.
-pub fn reorder_int4_into<'a>(
-    weight: impl Into<Int4Ref<'a>>,
-    packed: &mut [u32],
-    permutation: &mut [i32],
-    threads: u32,
-) -> Result<()> {
-    let weight = weight.into();
-    check_length("packed", packed.len(), weight.parts().packed.len())?;
-    check_length("permutation", permutation.len(), weight.spec().cols)?;
-    if let ColumnsOf::GroupIndex(index) = weight.parts().columns {
-        check_whole_groups(index, weight.spec().sizes()?.groups)?;
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `weight` has no `g_idx`, or one on the
+/// host by which groups are not of `group_size` columns each, or `packed` or `permutation` has another
+/// length; for a launch also those of [`dequantize_into`](crate::dequantize_into).
+pub fn reorder_int4_into<'c, W, S, I, P, C>(
+    weight: &Int4Of<Int4PartsOf<W, S, I>>,
+    mut packed: P,
+    mut permutation: C,
+    on: impl Into<Call<'c, W::Memory>>,
+) -> Result<()>
+where
+    W: Read<Element = u32>,
+    S: Read<Element = u16, Memory = W::Memory>,
+    I: Read<Element = i32, Memory = W::Memory>,
+    P: Write<Element = u32, Memory = W::Memory>,
+    C: Write<Element = i32, Memory = W::Memory>,
+{
+    let words = weight.parts().packed.length();
+    check_length("packed", packed.length(), words)?;
+    check_length("permutation", permutation.length(), weight.spec().cols)?;
+    if let ColumnsOf::GroupIndex(index) = &weight.parts().columns {
+        if let Some(index) = index.on_host() {
+            check_whole_groups(index, weight.spec().sizes()?.groups)?;
+        }
     }
-    let from = weight.raw()?;
-    let to = reordered(&from, packed.as_mut_ptr(), permutation.as_mut_ptr());
-    // SAFETY: the parts of `weight` were checked when it was made and are only read; what is
-    // written has the lengths checked above and is borrowed mutably.
-    check(unsafe { sys::nf4_int4_reorder_cpu(&from, &to, thread_count(threads)) })
+    let access = W::Memory::access(on.into(), 0);
+    let from = weight.raw(&access)?;
+    let to = sys::nf4_int4_tensor {
+        packed: packed.address_mut("packed", &access)?.cast(),
+        g_idx: std::ptr::null(),
+        permutation: permutation.address_mut("permutation", &access)?,
+        ..from
+    };
+    W::Memory::run(
+        access,
+        // SAFETY: the parts of `weight` were checked when it was made and are only read; what is
+        // written has the lengths checked above and is borrowed mutably.
+        |_, threads| unsafe { sys::nf4_int4_reorder_cpu(&from, &to, threads) },
+        // SAFETY: as above.
+        |_, stream| unsafe { sys::nf4_int4_reorder_launch(&from, &to, stream) },
+    )
+}
+
+impl Int4Tensor {
+    /// A weight with `g_idx`, with its columns sorted by group: matmul reads it faster. It keeps
+    /// scales and zero points and has a permutation for its `g_idx`. `threads` as in
+    /// [`quantize`](crate::quantize).
+    ///
+    /// # Errors
+    /// As [`reorder_int4_into`].
+    pub fn reordered(mut self, threads: u32) -> Result<Self> {
+        let mut packed = vec![0; self.parts.packed.len()];
+        let mut permutation = identity(self.spec.cols);
+        reorder_int4_into(&self, &mut packed, &mut permutation, threads)?;
+        self.parts.packed = packed;
+        self.parts.columns = ColumnsOf::Permuted(permutation);
+        Ok(self)
+    }
 }
 
 /// The permutation that moves no column, which a reorder of a weight without elements leaves.
 pub(crate) fn identity(cols: usize) -> Vec<i32> {
     (0..).take(cols).collect()
-}
-
-/// The descriptor of what a reorder of `from` writes.
-pub(crate) fn reordered(
-    from: &sys::nf4_int4_tensor,
-    packed: *mut u32,
-    permutation: *mut i32,
-) -> sys::nf4_int4_tensor {
-    sys::nf4_int4_tensor {
-        packed: packed.cast(),
-        g_idx: std::ptr::null(),
-        permutation: permutation.cast_const(),
-        ..*from
-    }
 }

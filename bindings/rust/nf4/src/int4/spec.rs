@@ -4,10 +4,9 @@ use std::ptr;
 
 use nf4_sys as sys;
 
-use super::parts::{ColumnsOf, Int4Lengths};
-use crate::error::{check, check_length, convert};
+use super::parts::{ColumnsOf, Int4Lengths, RawInt4Parts};
+use crate::error::{check, check_length, convert, product};
 use crate::info::check_version;
-use crate::matmul::product;
 use crate::{DType, Result};
 
 /// Where a checkpoint keeps the codes, zero points and scales of a weight of integers: `nf4.h`
@@ -162,13 +161,39 @@ impl Int4Spec {
         })
     }
 
-    /// Do buffers of these lengths make a weight? This is what keeps the C side inside the slices
-    /// that it is given.
-    pub(crate) fn check_lengths(&self, lengths: Int4Lengths) -> Result<Int4Sizes> {
-        self.check_lengths_of(1, lengths)
+    /// The C descriptor of these addresses.
+    pub(crate) fn with_parts(&self, parts: RawInt4Parts) -> Result<sys::nf4_int4_tensor> {
+        let mut raw = self.descriptor()?;
+        raw.packed = parts.packed.cast();
+        raw.scales = parts.scales.cast();
+        if let Some(zeros) = parts.zeros {
+            raw.zeros = zeros.cast();
+            raw.zero_offset = self.layout.zero_offset();
+        }
+        match parts.columns {
+            ColumnsOf::InOrder => {}
+            ColumnsOf::GroupIndex(groups) => raw.g_idx = groups,
+            ColumnsOf::Permuted(columns) => raw.permutation = columns,
+        }
+        Ok(raw)
     }
 
-    /// Do they make so many weights, one after another? The sizes are those of one.
+    /// The C descriptor for queries, which follow no address: it says which parts there are.
+    pub(crate) fn nowhere(
+        &self,
+        columns: ColumnsOf<()>,
+        zeros: bool,
+    ) -> Result<sys::nf4_int4_tensor> {
+        self.with_parts(RawInt4Parts {
+            packed: ptr::null_mut(),
+            scales: ptr::null_mut(),
+            zeros: zeros.then(ptr::dangling_mut),
+            columns: columns.map(|()| ptr::dangling()),
+        })
+    }
+
+    /// Do buffers of these lengths make so many weights, one after another? This is what keeps the C
+    /// side inside the slices that it is given. The sizes are those of one.
     pub(crate) fn check_lengths_of(
         &self,
         weights: usize,

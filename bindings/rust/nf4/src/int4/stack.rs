@@ -1,44 +1,46 @@
-//! Experts of integers on the host.
+//! Experts of integers.
 
 use nf4_sys as sys;
 
-use super::parts::ColumnsOf;
-use super::{Int4PartsRef, Int4Spec};
+use super::parts::{Int4PartsRef, ReadInt4Parts};
+use super::spec::Int4Spec;
+use crate::error::check_length;
+use crate::kind::{Described, Experts};
+use crate::memory::sealed::Sealed;
+use crate::memory::Access;
 use crate::Result;
 
 /// A stack of experts of integers, all of one [`Int4Spec`], for
-/// [`matmul_grouped_int4`](crate::matmul_grouped_int4). It borrows the parts, each with one expert's
-/// after another's, an index of columns for each expert among them.
+/// [`matmul_grouped`](crate::matmul_grouped). `Parts` are [`Int4PartsOf`](crate::Int4PartsOf) any
+/// buffers, each with one expert's part after another's, an index of columns for each expert among
+/// them. Its name on the host is [`Int4Stack`].
 #[derive(Debug, Clone, Copy)]
-pub struct Int4Stack<'a> {
+pub struct Int4StackOf<Parts> {
     spec: Int4Spec,
     experts: usize,
-    parts: Int4PartsRef<'a>,
+    parts: Parts,
 }
 
-impl<'a> Int4Stack<'a> {
-    /// A stack of these parts. `spec` is that of one expert.
+/// A stack of experts of integers that borrows its parts on the host.
+pub type Int4Stack<'a> = Int4StackOf<Int4PartsRef<'a>>;
+
+impl<P: ReadInt4Parts> Int4StackOf<P> {
+    /// A stack of these parts. `spec` is that of one expert. On a GPU the columns are in order.
     ///
     /// # Errors
-    /// As [`Int4Ref::new`](crate::Int4Ref::new).
-    pub fn new(spec: Int4Spec, experts: usize, parts: Int4PartsRef<'a>) -> Result<Self> {
+    /// As [`Int4Of::new`](crate::Int4Of::new).
+    pub fn new(spec: Int4Spec, experts: usize, parts: P) -> Result<Self> {
         let groups = spec.check_lengths_of(experts, parts.lengths())?.groups;
-        let columns = spec.cols.max(1);
-        match parts.columns {
-            ColumnsOf::InOrder => {}
-            ColumnsOf::GroupIndex(index) => ColumnsOf::GroupIndex(index).check(groups)?,
-            ColumnsOf::Permuted(index) => {
-                let mut each = index.chunks(columns);
-                each.try_for_each(|one| ColumnsOf::Permuted(one).check(groups))?;
-            }
-        }
-        Ok(Int4Stack {
+        parts.check_columns(experts, groups)?;
+        Ok(Int4StackOf {
             spec,
             experts,
             parts,
         })
     }
+}
 
+impl<P> Int4StackOf<P> {
     /// Layout and shape of one expert.
     pub fn spec(&self) -> Int4Spec {
         self.spec
@@ -48,13 +50,27 @@ impl<'a> Int4Stack<'a> {
     pub fn experts(&self) -> usize {
         self.experts
     }
+}
 
-    /// Rows and columns of one.
-    pub(crate) fn expert_shape(&self) -> (usize, usize) {
-        (self.spec.rows, self.spec.cols)
+impl<P> Sealed for Int4StackOf<P> {}
+
+impl<P: ReadInt4Parts> Described for Int4StackOf<P> {
+    type Memory = P::Memory;
+    type Raw = sys::nf4_int4_tensor;
+
+    /// The first expert, which the others follow.
+    fn raw<'a>(&'a self, access: &Access<'a, P::Memory>) -> Result<Self::Raw> {
+        self.spec.with_parts(self.parts.raw(access)?)
     }
 
-    pub(crate) fn raw(&self) -> Result<sys::nf4_int4_tensor> {
-        self.parts.pointers().descriptor(&self.spec)
+    fn nowhere(&self) -> Result<Self::Raw> {
+        self.spec.descriptor()
+    }
+}
+
+impl<P: ReadInt4Parts> Experts for Int4StackOf<P> {
+    fn expert_shape(&self, experts: usize) -> Result<(usize, usize)> {
+        check_length("ends", experts, self.experts)?;
+        Ok((self.spec.rows, self.spec.cols))
     }
 }

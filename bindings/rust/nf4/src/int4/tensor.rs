@@ -1,15 +1,31 @@
-//! Weights of integers on the host: one that owns its buffers, two that borrow them.
+//! Weights of integers: one type over what holds their parts, and the names of those on the host.
 //!
 //! Lengths, and the values of g_idx and of a permutation, are checked when a weight is made, so
 //! one that exists can be given to libnf4.
 
 use nf4_sys as sys;
 
-use super::parts::ColumnsOf;
-use super::{Columns, Int4Parts, Int4PartsMut, Int4PartsRef, Int4Spec};
-use crate::kind::{Described, HostView};
-use crate::Result;
+use super::parts::{
+    Columns, ColumnsOf, Int4Parts, Int4PartsMut, Int4PartsOf, Int4PartsRef, ReadInt4Parts,
+    WriteInt4Parts,
+};
+use super::spec::Int4Spec;
+use crate::kind::{Described, Descriptor, Weight};
+use crate::matmul::Operands;
+use crate::memory::sealed::Sealed;
+use crate::memory::Access;
+use crate::{Element, Result};
 
+/// A weight of integers. `Parts` are [`Int4PartsOf`] any buffers: [`Int4Tensor`] owns them on the
+/// host, [`Int4Ref`] and [`Int4Mut`] borrow them, others are on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Int4Of<Parts> {
+    pub(crate) spec: Int4Spec,
+    pub(crate) parts: Parts,
+}
+
+/// A weight of integers that owns its parts.
+pub type Int4Tensor = Int4Of<Int4Parts>;
 /// A weight of integers that borrows its parts, to be read.
 ///
 /// ```
@@ -27,24 +43,52 @@ use crate::Result;
 /// assert_eq!(values, [3.5, 3.0, 2.5, 2.0, 1.5, 1.0, 0.5, 0.0]);
 /// # Ok::<(), nf4::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy)]
-pub struct Int4Ref<'a> {
-    spec: Int4Spec,
-    parts: Int4PartsRef<'a>,
-}
+pub type Int4Ref<'a> = Int4Of<Int4PartsRef<'a>>;
+/// A weight of integers that borrows its parts, to be written by
+/// [`quantize_int4_into`](crate::quantize_int4_into).
+pub type Int4Mut<'a> = Int4Of<Int4PartsMut<'a>>;
 
-impl<'a> Int4Ref<'a> {
-    /// A weight of these parts.
+impl<P: ReadInt4Parts> Int4Of<P> {
+    /// A weight of these parts, such as those of a file. On a GPU the columns are in order;
+    /// [`Int4Of::with_columns`] gives them another one.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `spec` is wrong, a buffer does
-    /// not have the length that it asks for, or an index is out of range or no permutation.
-    pub fn new(spec: Int4Spec, parts: Int4PartsRef<'a>) -> Result<Self> {
-        let sizes = spec.check_lengths(parts.lengths())?;
-        parts.columns.check(sizes.groups)?;
-        Ok(Int4Ref { spec, parts })
+    /// not have the length that it asks for, or an index is out of range, no permutation, or on a GPU.
+    pub fn new(spec: Int4Spec, parts: P) -> Result<Self> {
+        let sizes = spec.check_lengths_of(1, parts.lengths())?;
+        parts.check_columns(1, sizes.groups)?;
+        Ok(Int4Of { spec, parts })
     }
 
+    /// Workspace of a [`matmul_into`](crate::matmul_into) of `m` contiguous rows on a GPU, in bytes;
+    /// never more for fewer rows. It depends on which parts there are, not on addresses.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m` rows are too many.
+    pub fn matmul_workspace_bytes<T: Element>(&self, m: usize) -> Result<usize> {
+        let args = Operands::<T>::contiguous(m, self.spec.cols, self.spec.rows).raw()?;
+        sys::nf4_int4_tensor::MATMUL.workspace_bytes(&self.nowhere()?, &args)
+    }
+
+    /// Bytes of codes, scales, zero points and an index.
+    pub fn bytes(&self) -> usize {
+        let lengths = self.parts.lengths();
+        let index = match lengths.columns {
+            ColumnsOf::InOrder => 0,
+            ColumnsOf::GroupIndex(length) | ColumnsOf::Permuted(length) => length,
+        };
+        let words = lengths.packed + lengths.zeros.unwrap_or(0);
+        words * size_of::<u32>() + lengths.scales * size_of::<u16>() + index * size_of::<i32>()
+    }
+
+    /// Bits per element; NaN for a weight of no elements.
+    pub fn bits_per_weight(&self) -> f64 {
+        self.bytes() as f64 * 8.0 / self.elements() as f64
+    }
+}
+
+impl<P> Int4Of<P> {
     /// Layout and shape.
     pub fn spec(&self) -> Int4Spec {
         self.spec
@@ -56,88 +100,70 @@ impl<'a> Int4Ref<'a> {
     }
 
     /// The parts.
-    pub fn parts(&self) -> Int4PartsRef<'a> {
-        self.parts
+    pub fn parts(&self) -> &P {
+        &self.parts
+    }
+
+    /// Spec and parts.
+    pub fn into_parts(self) -> (Int4Spec, P) {
+        (self.spec, self.parts)
     }
 }
 
-impl Described for Int4Ref<'_> {
+impl<W, S, I> Int4Of<Int4PartsOf<W, S, I>>
+where
+    Int4PartsOf<W, S, I>: ReadInt4Parts,
+{
+    /// The same with another order of columns.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the index has another length
+    /// than a row of the weight.
+    ///
+    /// # Safety
+    /// When a call reads them, the values are what [`ColumnsOf`] says: groups of the weight, or
+    /// a permutation of its columns. Kernels follow them unchecked.
+    pub unsafe fn with_columns(mut self, columns: ColumnsOf<I>) -> Result<Self> {
+        self.parts.columns = columns;
+        self.spec.check_lengths_of(1, self.parts.lengths())?;
+        Ok(self)
+    }
+}
+
+impl<P: WriteInt4Parts> Int4Of<P> {
+    /// The descriptor for one call, which writes all parts but an index.
+    pub(super) fn raw_mut<'a>(
+        &'a mut self,
+        access: &Access<'a, P::Memory>,
+    ) -> Result<sys::nf4_int4_tensor> {
+        self.spec.with_parts(self.parts.raw_mut(access)?)
+    }
+}
+
+impl<P> Sealed for Int4Of<P> {}
+
+impl<P: ReadInt4Parts> Described for Int4Of<P> {
+    type Memory = P::Memory;
     type Raw = sys::nf4_int4_tensor;
 
-    fn raw(&self) -> Result<Self::Raw> {
-        self.parts.pointers().descriptor(&self.spec)
+    fn raw<'a>(&'a self, access: &Access<'a, P::Memory>) -> Result<Self::Raw> {
+        self.spec.with_parts(self.parts.raw(access)?)
     }
 
+    fn nowhere(&self) -> Result<Self::Raw> {
+        let lengths = self.parts.lengths();
+        let columns = lengths.columns.map(|_| ());
+        self.spec.nowhere(columns, lengths.zeros.is_some())
+    }
+}
+
+impl<P: ReadInt4Parts> Weight for Int4Of<P> {
     fn shape(&self) -> (usize, usize) {
         (self.spec.rows, self.spec.cols)
     }
 }
 
-impl HostView for Int4Ref<'_> {}
-
-impl<'a> From<&'a Int4Tensor> for Int4Ref<'a> {
-    fn from(tensor: &'a Int4Tensor) -> Self {
-        tensor.view()
-    }
-}
-
-/// A weight of integers that borrows its parts, to be written by
-/// [`quantize_int4_into`](crate::quantize_int4_into).
-#[derive(Debug)]
-pub struct Int4Mut<'a> {
-    spec: Int4Spec,
-    parts: Int4PartsMut<'a>,
-}
-
-impl<'a> Int4Mut<'a> {
-    /// A weight of these parts.
-    ///
-    /// # Errors
-    /// As [`Int4Ref::new`].
-    pub fn new(spec: Int4Spec, parts: Int4PartsMut<'a>) -> Result<Self> {
-        let lengths = parts.as_ref().map(|w| w.len(), |s| s.len(), |i| i.len());
-        let sizes = spec.check_lengths(lengths)?;
-        parts.columns.check(sizes.groups)?;
-        Ok(Int4Mut { spec, parts })
-    }
-
-    /// Layout and shape.
-    pub fn spec(&self) -> Int4Spec {
-        self.spec
-    }
-
-    /// `rows * cols`.
-    pub fn elements(&self) -> usize {
-        self.spec.rows * self.spec.cols
-    }
-
-    pub(crate) fn raw(&mut self) -> Result<sys::nf4_int4_tensor> {
-        let pointers = self.parts.as_mut().map(
-            |words| words.as_mut_ptr(),
-            |scales| scales.as_mut_ptr(),
-            |index| index.as_ptr(),
-        );
-        pointers.descriptor(&self.spec)
-    }
-}
-
-/// A weight of integers that owns its parts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Int4Tensor {
-    spec: Int4Spec,
-    parts: Int4Parts,
-}
-
 impl Int4Tensor {
-    /// A weight of these parts, such as those of a file.
-    ///
-    /// # Errors
-    /// As [`Int4Ref::new`].
-    pub fn from_parts(spec: Int4Spec, parts: Int4Parts) -> Result<Self> {
-        Int4Ref::new(spec, parts.view())?;
-        Ok(Int4Tensor { spec, parts })
-    }
-
     /// Zeroed parts, with or without zero points, to be filled by
     /// [`quantize_int4_into`](crate::quantize_int4_into).
     ///
@@ -154,26 +180,6 @@ impl Int4Tensor {
         Ok(Int4Tensor { spec, parts })
     }
 
-    /// A weight with `g_idx`, with its columns sorted by group: matmul reads it faster. It keeps
-    /// scales and zero points and has a permutation for its `g_idx`. `threads` as in
-    /// [`quantize`](crate::quantize).
-    ///
-    /// # Errors
-    /// As [`reorder_int4_into`](crate::reorder_int4_into).
-    pub fn reordered(mut self, threads: u32) -> Result<Self> {
-        let mut packed = vec![0; self.parts.packed.len()];
-        let mut permutation = super::identity(self.spec.cols);
-        super::reorder_int4_into(self.view(), &mut packed, &mut permutation, threads)?;
-        self.parts.packed = packed;
-        self.parts.columns = ColumnsOf::Permuted(permutation);
-        Ok(self)
-    }
-
-    /// Spec and parts.
-    pub fn into_parts(self) -> (Int4Spec, Int4Parts) {
-        (self.spec, self.parts)
-    }
-
     /// Borrows it to be read.
     pub fn view(&self) -> Int4Ref<'_> {
         Int4Ref {
@@ -181,45 +187,10 @@ impl Int4Tensor {
             parts: self.parts.view(),
         }
     }
+}
 
-    /// Borrows it to be written.
-    pub fn view_mut(&mut self) -> Int4Mut<'_> {
-        Int4Mut {
-            spec: self.spec,
-            parts: self.parts.view_mut(),
-        }
-    }
-
-    /// Layout and shape.
-    pub fn spec(&self) -> Int4Spec {
-        self.spec
-    }
-
-    /// `rows * cols`.
-    pub fn elements(&self) -> usize {
-        self.spec.rows * self.spec.cols
-    }
-
-    /// The parts.
-    pub fn parts(&self) -> &Int4Parts {
-        &self.parts
-    }
-
-    /// Bytes of codes, scales, zero points and an index.
-    pub fn bytes(&self) -> usize {
-        let parts = self.parts.view();
-        let index = match parts.columns {
-            ColumnsOf::InOrder => &[],
-            ColumnsOf::GroupIndex(index) | ColumnsOf::Permuted(index) => index,
-        };
-        size_of_val(parts.packed)
-            + size_of_val(parts.scales)
-            + parts.zeros.map_or(0, size_of_val)
-            + size_of_val(index)
-    }
-
-    /// Bits per element; NaN for a weight of no elements.
-    pub fn bits_per_weight(&self) -> f64 {
-        self.bytes() as f64 * 8.0 / self.elements() as f64
+impl<'a> From<&'a Int4Tensor> for Int4Ref<'a> {
+    fn from(tensor: &'a Int4Tensor) -> Self {
+        tensor.view()
     }
 }

@@ -103,7 +103,7 @@ fn what_is_refused_of_a_batch() -> Result<()> {
             vec![good, good],
             "product 1: y is of 3 x 1 elements; expected 1 x 3",
         ),
-        (vec![good], "y has 2 elements; expected 1, as products"),
+        (vec![good], "y has 2 elements; expected 1"),
     ] {
         let error = matmul_batch_into(&products, &mut outs, 0).unwrap_err();
         assert_eq!(error, Error::InvalidArgument(wanted.to_owned()));

@@ -101,7 +101,7 @@ pub fn any_weight() -> impl Strategy<Value = QuantizedTensor> {
         let packed = vec(any::<u8>(), sizes.packed_bytes);
         let codebook = proptest::option::of(any_array::<CODEBOOK_SIZE>());
         (packed, scales, codebook).prop_map(move |(packed, scales, codebook)| {
-            QuantizedTensor::from_parts(spec, packed, scales, codebook).expect("sizes that fit")
+            QuantizedTensor::new(spec, packed, scales, codebook).expect("sizes that fit")
         })
     })
 }

@@ -6,10 +6,15 @@ use std::sync::Arc;
 use super::arguments::detail;
 use super::cuda::stream;
 use half::bf16;
-use nf4::cuda::{self, CudaGrouped, CudaInt4Stack, CudaInt4Tensor, CudaProduct, CudaTensor};
+use nf4::cuda::{
+    Cuda, CudaGrouped, CudaInt4PartsRef, CudaInt4Stack, CudaInt4Tensor, CudaTensor, Launch,
+};
 use nf4::cudarc::driver::CudaStream;
-use nf4::{ColumnsOf, Grouped, Int4Layout, Int4PartsRef, Int4Scheme, Int4Spec, Int4Stack};
-use nf4::{Matrix, Result, Spec};
+use nf4::{
+    matmul_batch_into, matmul_batch_workspace_bytes, matmul_grouped_grad_into, matmul_grouped_into,
+    matmul_into, matmul_joined_into, ColumnsOf, Grouped, Int4Layout, Int4PartsRef, Int4Scheme,
+    Int4Spec, Int4Stack, Matrix, MatrixOf, ProductOf, Result, Spec, Weight,
+};
 
 const ROWS: [usize; 3] = [136, 8, 264];
 const COLS: usize = 384;
@@ -20,7 +25,7 @@ fn numbers(count: usize) -> Vec<bf16> {
 }
 
 /// Products of one x with weights of these rows: one by one, as a batch and joined.
-fn batches_agree<W: cuda::CudaWeight>(
+fn batches_agree<W: Weight<Memory = Cuda>>(
     stream: &Arc<CudaStream>,
     weights: &[W],
     workspace_bytes: impl Fn(&W, usize) -> Result<usize>,
@@ -30,50 +35,48 @@ fn batches_agree<W: cuda::CudaWeight>(
         let bytes = weights.iter().map(|weight| workspace_bytes(weight, m));
         let bytes = bytes.collect::<Result<Vec<_>>>()?.into_iter().max();
         let mut workspace = stream.alloc_zeros::<u8>(bytes.unwrap_or(0).max(16))?;
-        let mut workspace = workspace.as_view_mut();
         let (x, bias) = (numbers(m * COLS), numbers(ROWS[2]));
         let (x, bias) = (stream.clone_htod(&x)?, stream.clone_htod(&bias)?);
+        let x = MatrixOf::new(&x, m, COLS)?;
         // The last alone has a bias, and only in the batch.
-        let biases = [None, None, Some(bias.as_view())];
+        let biases = [None, None, Some(&bias)];
         let (mut wanted, mut plain) = (Vec::new(), Vec::new());
-        for ((weight, rows), bias) in weights.iter().zip(ROWS).zip(&biases) {
-            for (bias, to) in [(bias.as_ref(), &mut wanted), (None, &mut plain)] {
+        for ((weight, rows), bias) in weights.iter().zip(ROWS).zip(biases) {
+            for (bias, to) in [(bias, &mut wanted), (None, &mut plain)] {
                 let mut y = stream.alloc_zeros::<bf16>(m * rows)?;
-                let (x, y_view) = (&x.as_view(), &mut y.as_view_mut());
-                cuda::matmul_into(x, m, weight, bias, y_view, Some(&mut workspace), stream)?;
+                let on = Launch::new(stream).workspace(workspace.as_view_mut());
+                matmul_into(x, weight, bias, &mut MatrixOf::new(&mut y, m, rows)?, on)?;
                 to.push(stream.clone_dtoh(&y)?);
             }
         }
-        let products: Vec<_> = weights
-            .iter()
-            .zip(biases)
-            .map(|(weight, bias)| CudaProduct {
-                x: x.as_view(),
-                m,
-                weight,
-                bias,
-            })
-            .collect();
+        let pairs = weights.iter().zip(biases);
+        let products = pairs.map(|(weight, bias)| ProductOf { x, weight, bias });
+        let products: Vec<_> = products.collect();
+        let most = matmul_batch_workspace_bytes(&products)?;
+        assert_eq!(Some(most), bytes);
         let mut y = ROWS.map(|rows| stream.alloc_zeros::<bf16>(m * rows).expect("memory"));
-        let mut views: Vec<_> = y.iter_mut().map(|y| y.as_view_mut()).collect();
-        let short = cuda::matmul_batch_into(&products, &mut views[1..], None, stream);
+        let mut to = Vec::new();
+        for (y, rows) in y.iter_mut().zip(ROWS) {
+            to.push(MatrixOf::new(y, m, rows)?);
+        }
+        let short = matmul_batch_into(&products, &mut to[1..], stream);
         assert_eq!(detail(short), "y has 2 elements; expected 3");
-        views.swap(0, 1);
-        let short = cuda::matmul_batch_into(&products, &mut views, None, stream);
-        let (has, expected) = (8 * m, 136 * m);
+        to.swap(0, 1);
+        let wrong = matmul_batch_into(&products, &mut to, stream);
         assert_eq!(
-            detail(short),
-            format!("product 0: y has {has} elements; expected {expected}")
+            detail(wrong),
+            format!("product 0: y is of {m} x 8 elements; expected {m} x 136")
         );
-        views.swap(0, 1);
-        cuda::matmul_batch_into(&products, &mut views, Some(&mut workspace), stream)?;
+        to.swap(0, 1);
+        let on = Launch::new(stream).workspace(workspace.as_view_mut());
+        matmul_batch_into(&products, &mut to, on)?;
         for (y, wanted) in y.iter().zip(&wanted) {
             assert!(stream.clone_dtoh(y)? == *wanted, "{m} rows");
         }
 
         let mut joined = stream.alloc_zeros::<bf16>(m * all)?;
-        let (x, to) = (&x.as_view(), &mut joined.as_view_mut());
-        cuda::matmul_joined_into(x, m, weights, to, Some(&mut workspace), stream)?;
+        let on = Launch::new(stream).workspace(workspace.as_view_mut());
+        matmul_joined_into(x, weights, &mut MatrixOf::new(&mut joined, m, all)?, on)?;
         let joined = stream.clone_dtoh(&joined)?;
         for (row, values) in joined.chunks(all).enumerate() {
             let parts = plain.iter().zip(ROWS);
@@ -98,18 +101,9 @@ fn products_in_a_batch_have_the_bits_of_single_ones() -> Result<()> {
         let weight = nf4::quantize_int4(&values, spec, Int4Scheme::Asymmetric, 0)?;
         integers.push(CudaInt4Tensor::upload(&stream, &weight)?);
     }
-    let floats: Vec<_> = floats.iter().map(CudaTensor::view).collect();
-    let specs = ROWS.map(|rows| Spec::new(rows, COLS));
-    batches_agree(&stream, &floats, |_, m| {
-        let bytes = specs.map(|spec| spec.matmul_workspace_bytes::<bf16>(m));
-        Ok(bytes
-            .into_iter()
-            .collect::<Result<Vec<_>>>()?
-            .into_iter()
-            .max()
-            .unwrap_or(0))
+    batches_agree(&stream, &floats, |weight, m| {
+        weight.spec().matmul_workspace_bytes::<bf16>(m)
     })?;
-    let integers: Vec<_> = integers.iter().map(CudaInt4Tensor::view).collect();
     batches_agree(&stream, &integers, |weight, m| {
         weight.matmul_workspace_bytes::<bf16>(m)
     })
@@ -152,50 +146,120 @@ fn experts_of_integers_are_multiplied_as_on_the_cpu() -> Result<()> {
             ..Grouped::new(Matrix::new(&x, tokens, k)?, &ends)
         };
         let stack = Int4Stack::new(spec, EXPERTS, parts)?;
-        let expected = nf4::matmul_grouped_int4(&operands, stack, 0)?;
+        let expected = nf4::matmul_grouped(&operands, stack, 0)?;
 
         let (packed, scales) = (stream.clone_htod(&packed)?, stream.clone_htod(&scales)?);
         let (zeros, x) = (stream.clone_htod(&zeros)?, stream.clone_htod(&x)?);
         let (ends, index) = (stream.clone_htod(&ends)?, stream.clone_htod(&index)?);
-        let stack = |packed, experts| {
-            CudaInt4Stack::new(
-                spec,
-                experts,
+        let stack = |packed| {
+            let parts = CudaInt4PartsRef {
                 packed,
-                scales.as_view(),
-                Some(zeros.as_view()),
-            )
+                scales: scales.as_view(),
+                zeros: Some(zeros.as_view()),
+                columns: ColumnsOf::InOrder,
+            };
+            CudaInt4Stack::new(spec, EXPERTS, parts)
         };
         let operands = CudaGrouped {
-            x: x.as_view(),
-            ends: ends.as_view(),
             x_index: Some(index.as_view()),
-            bias: None,
-            row_scale: None,
+            ..CudaGrouped::new(MatrixOf::new(x.as_view(), tokens, k)?, ends.as_view())
         };
         let bytes = spec.matmul_grouped_workspace_bytes::<bf16>(EXPERTS, index.len())?;
         let mut workspace = stream.alloc_zeros::<u8>(bytes.max(1))?;
         let mut y = stream.alloc_zeros::<bf16>(index.len() * n)?;
-        let weight = stack(packed.as_view(), EXPERTS)?;
-        let (to, workspace) = (&mut y.as_view_mut(), Some(&mut workspace.as_view_mut()));
-        cuda::matmul_grouped_int4_into(&operands, &weight, to, workspace, &stream)?;
+        let on = Launch::new(&stream).workspace(workspace.as_view_mut());
+        let to = &mut MatrixOf::new(&mut y, index.len(), n)?;
+        matmul_grouped_into(&operands, stack(packed.as_view())?, to, on)?;
         let found = stream.clone_dtoh(&y)?;
         stream.synchronize()?;
-        let sizes = expected.iter().map(|y| y.to_f32().abs());
-        let largest = sizes.fold(0.0, f32::max);
-        for (i, (a, b)) in found.iter().zip(&expected).enumerate() {
-            let error = (a.to_f32() - b.to_f32()).abs();
-            assert!(
-                error <= 0.02 * largest,
-                "y[{i}] is {a} on the GPU, {b} on the CPU"
-            );
-        }
-        let short = stack(packed.slice(1..), EXPERTS);
+        close(&found, &expected);
+        let short = stack(packed.slice(1..));
         let (has, expected) = (packed.len() - 1, packed.len());
         assert_eq!(
             detail(short),
             format!("packed has {has} elements; expected {expected}")
         );
+    }
+    Ok(())
+}
+
+/// Is each element within a fiftieth of the largest of `wanted`?
+fn close(found: &[bf16], wanted: &[bf16]) {
+    assert_eq!(found.len(), wanted.len());
+    let largest = wanted.iter().map(|y| y.to_f32().abs()).fold(0.0, f32::max);
+    for (i, (a, b)) in found.iter().zip(wanted).enumerate() {
+        let error = (a.to_f32() - b.to_f32()).abs();
+        assert!(
+            error <= 0.02 * largest,
+            "y[{i}] is {a} on the GPU, {b} on the CPU"
+        );
+    }
+}
+
+#[test]
+fn experts_are_multiplied_as_on_the_cpu() -> Result<()> {
+    let Some(stream) = stream() else {
+        return Ok(());
+    };
+    const EXPERTS: usize = 3;
+    let (n, k, tokens) = (72, 128, 5);
+    let values: Vec<f32> = (0..EXPERTS * n * k)
+        .map(|i| (i as f32 * 0.37).sin())
+        .collect();
+    let weight = nf4::quantize(&values, Spec::new(EXPERTS * n, k), 0)?;
+    let on_gpu = CudaTensor::upload(&stream, &weight)?;
+    let (ends, index, scale) = ([2, 2, 7], [0, 4, 1, 1, -1, 2, 3], [0.5f32; 7]);
+    for gradient in [false, true] {
+        let (x_columns, y_columns) = if gradient { (n, k) } else { (k, n) };
+        let x: Vec<bf16> = (0..tokens * x_columns)
+            .map(|i| bf16::from_f32((i as f32 * 0.11).cos()))
+            .collect();
+        let operands = nf4::Grouped {
+            x_index: Some(&index),
+            row_scale: Some(&scale),
+            ..nf4::Grouped::new(Matrix::new(&x, tokens, x_columns)?, &ends)
+        };
+        let bytes = if gradient {
+            weight
+                .spec()
+                .matmul_grouped_grad_workspace_bytes::<bf16>(EXPERTS, index.len())?
+        } else {
+            weight
+                .spec()
+                .matmul_grouped_workspace_bytes::<bf16>(EXPERTS, index.len())?
+        };
+        let (x, ends) = (stream.clone_htod(&x)?, stream.clone_htod(&ends)?);
+        let (rows, scales) = (stream.clone_htod(&index)?, stream.clone_htod(&scale)?);
+        let on_device = CudaGrouped {
+            x_index: Some(rows.as_view()),
+            row_scale: Some(scales.as_view()),
+            ..CudaGrouped::new(
+                MatrixOf::new(x.as_view(), tokens, x_columns)?,
+                ends.as_view(),
+            )
+        };
+        let mut workspace = stream.alloc_zeros::<u8>(bytes.max(1))?;
+        let mut y = stream.alloc_zeros::<bf16>(index.len() * y_columns)?;
+        let on = Launch::new(&stream).workspace(workspace.as_view_mut());
+        let to = &mut MatrixOf::new(&mut y, index.len(), y_columns)?;
+        let expected = if gradient {
+            matmul_grouped_grad_into(&on_device, &on_gpu, to, on)?;
+            nf4::matmul_grouped_grad(&operands, &weight, 0)?
+        } else {
+            matmul_grouped_into(&on_device, &on_gpu, to, on)?;
+            nf4::matmul_grouped(&operands, &weight, 0)?
+        };
+        let found = stream.clone_dtoh(&y)?;
+        stream.synchronize()?;
+        close(&found, &expected);
+        let one_row = &mut MatrixOf::new(y.slice_mut(..y_columns), 1, y_columns)?;
+        let short = if gradient {
+            matmul_grouped_grad_into(&on_device, &on_gpu, one_row, &stream)
+        } else {
+            matmul_grouped_into(&on_device, &on_gpu, one_row, &stream)
+        };
+        let wanted = format!("is of 1 x {y_columns} elements; expected 7 x {y_columns}");
+        assert!(detail(short).ends_with(&wanted));
     }
     Ok(())
 }

@@ -72,7 +72,7 @@ proptest! {
     }
 }
 
-/// A caller's own type and generic code, as before there was a second kind of weight.
+/// A caller's own type and generic code.
 #[test]
 fn whatever_converts_is_a_weight() {
     struct Layer(QuantizedTensor);
@@ -82,12 +82,14 @@ fn whatever_converts_is_a_weight() {
         }
     }
     fn first<'a>(weight: impl Into<QuantizedRef<'a>>) -> f32 {
+        let weight: QuantizedRef<'a> = weight.into();
         dequantize::<f32>(weight, 0).expect("a weight that fits")[0]
     }
     let weight = nf4::quantize(&[0.25f32; 150], nf4::Spec::new(3, 50).flat(), 0);
     let layer = Layer(weight.expect("a spec in range"));
     assert_eq!((first(&layer), first(&layer.0)), (0.25, 0.25));
-    assert_eq!(dequantize::<f16>(&layer, 0).map(|out| out.len()), Ok(150));
+    let view = QuantizedRef::from(&layer);
+    assert_eq!(dequantize::<f16>(view, 0).map(|out| out.len()), Ok(150));
 }
 
 #[test]
@@ -95,6 +97,6 @@ fn parts_survive_a_round_trip() {
     let spec = nf4::Spec::new(3, 50).blocksize(32);
     let weight = nf4::quantize(&[0.25f32; 150], spec, 0).expect("a spec in range");
     let (spec, packed, scales, codebook) = weight.clone().into_parts();
-    let again = QuantizedTensor::from_parts(spec, packed, scales, codebook);
+    let again = QuantizedTensor::new(spec, packed, scales, codebook);
     assert_eq!(again, Ok(weight));
 }

@@ -1,14 +1,9 @@
 //! Products of experts: numbers, and what is refused.
 
-use half::bf16;
-use nf4::device::{
-    matmul_grouped_grad_launch, matmul_grouped_int4_launch, matmul_grouped_launch, DeviceGrouped,
-    DeviceInt4Parts, DeviceInt4Tensor, DevicePtr, DeviceScales, DeviceTensor, Stream,
-};
 use nf4::{
-    dequantize, matmul_grouped, matmul_grouped_grad, matmul_grouped_int4, quantize, quantize_int4,
-    ColumnsOf, Error, Grouped, Int4Layout, Int4PartsRef, Int4Scheme, Int4Spec, Int4Stack, Matrix,
-    QuantizedTensor, Result, Spec,
+    dequantize, matmul_grouped, matmul_grouped_grad, quantize, quantize_int4, ColumnsOf, Error,
+    Grouped, Int4Layout, Int4PartsRef, Int4Scheme, Int4Spec, Int4Stack, Matrix, QuantizedTensor,
+    Result, Spec,
 };
 
 const EXPERTS: usize = 3;
@@ -130,7 +125,7 @@ fn experts_of_integers_are_multiplied() -> Result<()> {
         };
         let stack = Int4Stack::new(spec, EXPERTS, parts)?;
         let operands = Grouped::new(Matrix::new(&x, TOKENS, COLS)?, &[1, 2, 3]);
-        let y = matmul_grouped_int4(&operands, stack, 0)?;
+        let y = matmul_grouped(&operands, stack, 0)?;
         for (found, wanted) in y.iter().zip(&expected) {
             assert!((found - wanted).abs() < 1e-4, "{found} is not {wanted}");
         }
@@ -140,7 +135,7 @@ fn experts_of_integers_are_multiplied() -> Result<()> {
             ..operands
         };
         assert_eq!(
-            detail(matmul_grouped_int4(&too_few, stack, 0)),
+            detail(matmul_grouped(&too_few, stack, 0)),
             "ends has 1 elements; expected 3"
         );
         let cut = Int4PartsRef {
@@ -203,92 +198,6 @@ fn what_does_not_fit_is_named() -> Result<()> {
     assert_eq!(
         with(Grouped { ends, ..right }),
         "experts is 0, but the weight has 30 rows; expected none"
-    );
-    Ok(())
-}
-
-#[test]
-fn a_launch_is_checked_as_far_as_a_host_can() -> Result<()> {
-    /// Never followed: either a check fails, or there is no GPU.
-    fn address<T>(n: u64) -> DevicePtr<T> {
-        DevicePtr::from_address(n << 20)
-    }
-    let weight = DeviceTensor {
-        spec: Spec::new(EXPERTS * ROWS, COLS).flat(),
-        packed: address(1),
-        scales: DeviceScales::Flat(address(2)),
-        codebook: None,
-    };
-    let right = DeviceGrouped::<bf16> {
-        experts: EXPERTS,
-        m: 6,
-        x: address(3),
-        x_stride: COLS,
-        x_rows: TOKENS,
-        y: address(4),
-        y_stride: ROWS,
-        ends: address(5),
-        x_index: Some(address(6)),
-        bias: Some(address(7)),
-        bias_stride: ROWS,
-        row_scale: Some(address(8)),
-    };
-    let launch = |operands: DeviceGrouped<bf16>| {
-        let bytes = weight
-            .spec
-            .matmul_grouped_workspace_bytes::<bf16>(EXPERTS, operands.m)?;
-        // SAFETY: as address() says.
-        unsafe {
-            matmul_grouped_launch(
-                &weight,
-                &operands,
-                address(9),
-                bytes,
-                Stream::LEGACY_DEFAULT,
-            )
-        }
-    };
-    let without = DeviceGrouped {
-        x_index: None,
-        ..right
-    };
-    assert_eq!(
-        detail(launch(without)),
-        "x_rows is 4; expected at least m, 6, without x_index"
-    );
-    let overlapping = DeviceGrouped {
-        ends: address(4),
-        ..right
-    };
-    assert_eq!(detail(launch(overlapping)), "ends overlaps y");
-    assert!(launch(DeviceGrouped { m: 0, ..right }).is_ok());
-    // SAFETY: as address() says.
-    let gradient = unsafe {
-        matmul_grouped_grad_launch(&weight, &right, address(9), 1 << 19, Stream::LEGACY_DEFAULT)
-    };
-    assert_eq!(detail(gradient), "y_stride is 10; expected at least 64");
-    let integers = DeviceInt4Tensor {
-        spec: Int4Spec::new(Int4Layout::Gptq, ROWS, COLS).group_size(None),
-        parts: DeviceInt4Parts {
-            packed: address(1),
-            scales: address(2),
-            zeros: None,
-            columns: ColumnsOf::Permuted(address(10)),
-        },
-    };
-    // SAFETY: as address() says.
-    let permuted = unsafe {
-        matmul_grouped_int4_launch(
-            &integers,
-            &right,
-            address(9),
-            1 << 19,
-            Stream::LEGACY_DEFAULT,
-        )
-    };
-    assert_eq!(
-        detail(permuted),
-        "permutation is not NULL; expected NULL for experts on a GPU"
     );
     Ok(())
 }

@@ -90,7 +90,7 @@ fn quantized(values: &[f32], spec: Int4Spec, scheme: Int4Scheme) -> Int4Tensor {
     for word in parts.zeros.iter_mut().flatten() {
         *word = word.wrapping_sub(v1_ones(&spec));
     }
-    Int4Tensor::from_parts(spec, parts).expect("parts that fit")
+    Int4Tensor::new(spec, parts).expect("parts that fit")
 }
 
 fn any_values() -> impl Strategy<Value = (Int4Spec, Vec<f32>)> {
@@ -213,6 +213,6 @@ fn parts_survive_a_round_trip() -> Result<()> {
     let view = Int4Ref::from(&weight);
     assert_eq!((view.spec(), view.elements()), (spec, 2048));
     let (spec, parts) = weight.clone().into_parts();
-    assert_eq!(Int4Tensor::from_parts(spec, parts), Ok(weight));
+    assert_eq!(Int4Tensor::new(spec, parts), Ok(weight));
     Ok(())
 }

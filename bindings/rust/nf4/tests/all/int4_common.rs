@@ -157,7 +157,7 @@ pub fn any_int4_weight(any_scale: bool) -> impl Strategy<Value = Int4Tensor> {
                 zeros,
                 columns,
             };
-            Int4Tensor::from_parts(spec, parts).expect("parts that fit")
+            Int4Tensor::new(spec, parts).expect("parts that fit")
         })
     })
 }

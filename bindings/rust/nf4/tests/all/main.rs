@@ -15,9 +15,6 @@ mod info;
 mod int4;
 mod int4_arguments;
 mod int4_common;
-#[cfg(feature = "cudarc")]
-mod int4_cuda;
-mod int4_device;
 mod lora_grad;
 #[cfg(feature = "cudarc")]
 mod lora_grad_cuda;

@@ -3,7 +3,7 @@
 use super::common::{any_values, same, Number};
 use half::{bf16, f16};
 use nf4::{
-    dequantize, matmul, matmul_into, quantize, Error, Matrix, MatrixMut, Result, Spec, Weight,
+    dequantize, matmul, matmul_into, quantize, Error, Host, Matrix, MatrixMut, Result, Spec, Weight,
 };
 use proptest::prelude::*;
 
@@ -36,8 +36,8 @@ fn is_close<T: Number>(spec: Spec, values: &[f32], m: usize, gap: usize, epsilon
 }
 
 /// The product of a weight, which is `dense` exactly, with m rows of x that have gaps.
-pub fn product_is_close<'a, T: Number>(
-    weight: impl Weight<'a>,
+pub fn product_is_close<T: Number>(
+    weight: impl Weight<Memory = Host>,
     dense: &[f32],
     (rows, cols): (usize, usize),
     (m, gap): (usize, usize),

@@ -23,6 +23,10 @@ fn products_go_the_fused_way_on_the_cpu() {
             spec.matmul_lora_path::<f16>(m, 8, Place::Cpu),
             Ok(Path::Fused)
         );
+        assert_eq!(
+            spec.lora_grad_path::<bf16, f32>(m, 8, Place::Cpu),
+            Ok(Path::Fused)
+        );
         for columns in [
             ColumnsOf::InOrder,
             ColumnsOf::GroupIndex(()),
@@ -70,6 +74,7 @@ fn a_gpu_answers_or_says_why_not() {
     let spec = Spec::new(256, 128);
     on_gpu(spec.matmul_path::<f32>(0, gpu), Path::Fused);
     on_gpu(spec.matmul_path::<f32>(17, gpu), Path::Dense);
+    on_gpu(spec.lora_grad_path::<f32, f32>(0, 8, gpu), Path::Fused);
     on_gpu(spec.matmul_grad_path::<f32>(17, 0, gpu), Path::Dense);
     on_gpu(spec.matmul_grouped_path::<f32>(4, 64, gpu), Path::Dense);
     let int4 = Int4Spec::new(Int4Layout::Gptq, 256, 128);
@@ -94,6 +99,10 @@ fn what_makes_no_sense_is_named() {
     refused(spec.matmul_lora_path::<f32>(1, 0, Place::Cpu), "rank is 0");
     let path = spec.matmul_grad_path::<f32>(1, 129, Place::Cpu);
     refused(path, "rank is 129");
+    let path = spec.lora_grad_path::<f32, f32>(1, 129, Place::Cpu);
+    refused(path, "rank is 129");
+    let path = spec.lora_grad_path::<f32, f16>(1, 8, Place::Cpu);
+    refused(path, "grad_dtype is");
     let path = spec.matmul_grouped_path::<f32>(3, 1, Place::Cpu);
     refused(path, "experts is 3");
     let int4 = Int4Spec::new(Int4Layout::Gptq, 256, 130);

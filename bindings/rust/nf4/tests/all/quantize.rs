@@ -4,7 +4,7 @@ use super::common::{any_values, even_codebook, Number};
 use half::{bf16, f16};
 use nf4::{
     codebook, dequantize, quantize, quantize_into, scale_code, QuantizedMut, QuantizedTensor,
-    Scales, ScalesMut, Spec, Workspace, CODEBOOK_SIZE,
+    Scales, ScalesMut, Spec, Threads, Workspace, CODEBOOK_SIZE,
 };
 use proptest::prelude::*;
 
@@ -58,7 +58,7 @@ fn quantize_with(
     codebook: [f32; CODEBOOK_SIZE],
 ) -> nf4::Result<QuantizedTensor> {
     let mut weight = QuantizedTensor::zeros(spec)?.with_codebook(codebook);
-    quantize_into(values, &mut weight.view_mut(), &mut Workspace::new(), 0)?;
+    quantize_into(values, &mut weight, 0)?;
     Ok(weight)
 }
 
@@ -97,7 +97,7 @@ proptest! {
     fn a_codebook_equal_to_the_formats_changes_nothing((spec, values) in any_values()) {
         let own = quantize_with(&values, spec, *codebook(spec.format))?;
         let (spec, packed, scales, _) = own.into_parts();
-        let own = QuantizedTensor::from_parts(spec, packed, scales, None)?;
+        let own = QuantizedTensor::new(spec, packed, scales, None)?;
         prop_assert_eq!(own, quantize(&values, spec, 0)?);
     }
 }
@@ -120,8 +120,10 @@ fn borrowed_buffers_get_the_same_bytes() -> nf4::Result<()> {
     };
     let mut weight = QuantizedMut::new(spec, &mut packed, scales, None)?;
     let mut workspace = Workspace::new();
-    quantize_into(&[0.0; 1001], &mut weight, &mut workspace, 0)?;
-    quantize_into(&values, &mut weight, &mut workspace, 0)?;
+    for values in [&vec![0.0; 1001], &values] {
+        let on = Threads::new(0).workspace(&mut workspace);
+        quantize_into(values, &mut weight, on)?;
+    }
 
     let scales = Scales::Nested {
         codes,
@@ -129,7 +131,7 @@ fn borrowed_buffers_get_the_same_bytes() -> nf4::Result<()> {
         code: Box::new(*code),
         offset,
     };
-    let borrowed = QuantizedTensor::from_parts(spec, packed, scales, None)?;
+    let borrowed = QuantizedTensor::new(spec, packed, scales, None)?;
     assert_eq!(borrowed, quantize(&values, spec, 0)?);
     Ok(())
 }
