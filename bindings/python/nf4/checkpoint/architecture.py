@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
-import nf4
 from nf4.checkpoint.stacks import Stack, parameter_of
 
 ANSWER_MARK = "nf4-model: "
@@ -165,7 +164,8 @@ def _import_paths() -> list[str]:
         here = os.path.realpath(os.curdir)
     except FileNotFoundError:  # it was deleted
         return sys.path
-    if os.path.realpath(os.path.join(os.path.dirname(nf4.__file__), os.pardir)) == here:
+    root = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir)
+    if os.path.realpath(root) == here:
         return sys.path
     return [path for path in sys.path if os.path.realpath(path) != here]
 

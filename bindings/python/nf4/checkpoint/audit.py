@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-import nf4
+from nf4._dequantize import dequantize
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import Int4Weight
@@ -29,6 +29,8 @@ from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import Stack, dense_of, is_stack, parameter_of
 from nf4.checkpoint.steps import nonfinite
 from nf4.checkpoint.weights import Survey, Weight
+from nf4.info import scale_code
+from nf4.tensor import QuantizedTensor
 
 _PIECE_ELEMENTS = 1 << 20
 
@@ -66,14 +68,14 @@ class ErrorStatistics:
     squared_reference: float
 
 
-def _decoded_scales(weight: nf4.QuantizedTensor) -> np.ndarray:
+def _decoded_scales(weight: QuantizedTensor) -> np.ndarray:
     """float32 [blocks], as the kernels compute them (nf4.h, THE ARITHMETIC)."""
     outer = np.repeat(weight.nested_absmax, weight.nested_blocksize)[: weight.absmax.size]
     with np.errstate(all="ignore"):
         return weight.nested_code[weight.absmax] * outer + weight.nested_offset
 
 
-def value_problems(weight: nf4.QuantizedTensor) -> list[tuple[str, str]]:
+def value_problems(weight: QuantizedTensor) -> list[tuple[str, str]]:
     """(severity, problem) for each fault in the values of a weight."""
     found: list[tuple[str, str]] = []
     if weight.codebook is not None:
@@ -83,7 +85,7 @@ def value_problems(weight: nf4.QuantizedTensor) -> list[tuple[str, str]]:
     found += scale_problems(weight.nested_absmax, "nested_absmax")
     if not np.isfinite(weight.nested_code).all():
         found.append(("fault", "nested_quant_map: not finite"))
-    elif not np.array_equal(weight.nested_code, nf4.scale_code()):
+    elif not np.array_equal(weight.nested_code, scale_code()):
         found.append(("warning", "nested_quant_map: not the one of bitsandbytes"))
     if all(severity == "warning" for severity, _ in found):
         # Rounding in the second quantization can take a block of zeros slightly below 0.
@@ -263,7 +265,7 @@ def error_statistics(
     types = model_types(dense.config) or model_types(checkpoint.config)
     reference = _dense_reference(weight, dense, types, stacks or {})
     reference = np.ascontiguousarray(reference).reshape(-1)
-    values = nf4.dequantize(weight.load(checkpoint), "fp32", threads=threads).reshape(-1)
+    values = dequantize(weight.load(checkpoint), "fp32", threads=threads).reshape(-1)
     squared_error = squared_reference = max_abs = 0.0
     for start in range(0, values.size, _PIECE_ELEMENTS):
         piece = slice(start, start + _PIECE_ELEMENTS)

@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 
-import nf4
+from nf4._quantize import quantize
 from nf4.checkpoint.dtypes import BITS, NF4_TO_TORCH, NUMPY, STORAGE, STORAGE_NAMES, TORCH_TO_NF4
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import MAX_RANK, TensorInfo, TensorSpec
 from nf4.checkpoint.jsonio import is_count, parse_object
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
+from nf4.info import codebook
+from nf4.tensor import QuantizedTensor
 
 FORMATS = ("nf4", "fp4")
 NESTED_BLOCKSIZE = 256
@@ -123,10 +125,10 @@ class BnbWeight(Weight):
         """quant_map as float32; None if it is the format's codebook in its own dtype."""
         info = self.parts["quant_map"]
         table = checkpoint.read(info.name).view(NUMPY[info.dtype])
-        standard = nf4.codebook(self.state.format).astype(table.dtype)
+        standard = codebook(self.state.format).astype(table.dtype)
         return None if np.array_equal(table, standard) else table.astype(np.float32)
 
-    def load(self, checkpoint: Checkpoint) -> nf4.QuantizedTensor:
+    def load(self, checkpoint: Checkpoint) -> QuantizedTensor:
         """Read it. A quant_map other than the format's codebook becomes the tensor's codebook:
         the file's values decide."""
 
@@ -134,7 +136,7 @@ class BnbWeight(Weight):
             return checkpoint.read(self.parts[part].name).view(np.float32)
 
         state, nested = self.state, self.state.nested_blocksize != 0
-        return nf4.QuantizedTensor(
+        return QuantizedTensor(
             packed=checkpoint.read(self.name),
             absmax=checkpoint.read(self.parts["absmax"].name) if nested else floats("absmax"),
             nested_absmax=floats("nested_absmax") if nested else None,
@@ -303,9 +305,9 @@ class Plan:
             ),
         ]
 
-    def quantize(self, array: np.ndarray, threads: int) -> nf4.QuantizedTensor:
+    def quantize(self, array: np.ndarray, threads: int) -> QuantizedTensor:
         state = self.state
-        return nf4.quantize(
+        return quantize(
             array,
             format=state.format,
             blocksize=state.blocksize,
@@ -313,14 +315,14 @@ class Plan:
             threads=threads,
         )
 
-    def parts(self, weight: nf4.QuantizedTensor) -> dict[str, np.ndarray | bytes]:
+    def parts(self, weight: QuantizedTensor) -> dict[str, np.ndarray | bytes]:
         """The data of `specs`: tensor name -> bytes."""
         name, state = self.name, self.state
         data: dict[str, np.ndarray | bytes] = {
             name: weight.packed,
             f"{name}.absmax": weight.absmax,
             # bitsandbytes writes FP4's code 8 as +0, though its CUDA kernels decode -0, as we do.
-            f"{name}.quant_map": nf4.codebook(state.format) + np.float32(0),
+            f"{name}.quant_map": codebook(state.format) + np.float32(0),
         }
         if weight.nested:
             offset = float(np.asarray(weight.nested_offset).reshape(-1)[0])

@@ -10,7 +10,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-import nf4
 from nf4.checkpoint.dtypes import FILE_TO_NF4, model_dtype
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
@@ -25,6 +24,7 @@ from nf4.checkpoint.int4_layouts import (
 )
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
+from nf4.int4 import Int4Tensor
 
 _SCALES = {"F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 _INTEGERS = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
@@ -146,9 +146,9 @@ class Int4Weight(Weight):
         """uint8 [rows, cols]."""
         return self.state.layout.codes(self.words(checkpoint), self.shape)
 
-    def load(self, checkpoint: Checkpoint) -> nf4.Int4Tensor:
+    def load(self, checkpoint: Checkpoint) -> Int4Tensor:
         self.zeros(checkpoint)
-        return nf4.Int4Tensor(
+        return Int4Tensor(
             layout=self.state.layout.name,
             shape=self.shape,
             group_size=self.state.group_size,

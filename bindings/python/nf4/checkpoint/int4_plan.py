@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-import nf4
+from nf4._quantize_int4 import quantize_int4
 from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4_config import BUILDERS, METHOD_OF, Settings
 from nf4.checkpoint.int4_layouts import Layout
 from nf4.checkpoint.rules import dense_linear
+from nf4.int4 import Int4Tensor
 
 _DTYPES = {"packed": "I32", "zeros": "I32", "g_idx": "I32", "shape": "I64"}
 
@@ -56,9 +57,9 @@ class Int4Plan:
             if not left_out.get(part)
         ]
 
-    def quantize(self, array: np.ndarray, threads: int) -> nf4.Int4Tensor:
+    def quantize(self, array: np.ndarray, threads: int) -> Int4Tensor:
         """Round a dense weight to the nearest."""
-        return nf4.quantize_int4(
+        return quantize_int4(
             array,
             layout=self.layout.name,
             group_size=self.group_size,
@@ -67,7 +68,7 @@ class Int4Plan:
             threads=threads,
         )
 
-    def parts(self, weight: nf4.Int4Tensor) -> dict[str, np.ndarray]:
+    def parts(self, weight: Int4Tensor) -> dict[str, np.ndarray]:
         """The data of `specs`: tensor name -> array."""
         return self.tensors(
             {"packed": weight.packed, "scales": weight.scales, "zeros": weight.zeros}

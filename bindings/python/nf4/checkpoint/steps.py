@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 
 import numpy as np
 
-import nf4
+from nf4._dequantize import dequantize
 from nf4.checkpoint.bnb import Plan
 from nf4.checkpoint.dtypes import NF4_TO_FILE
 from nf4.checkpoint.errors import FormatError
@@ -215,7 +215,7 @@ class Dequantize:
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         weight = self.weight.load(self.checkpoint)
         started = time.perf_counter()
-        array = nf4.dequantize(weight, self.dtype, threads=self.threads)
+        array = dequantize(weight, self.dtype, threads=self.threads)
         result.count(self, array.size, array.nbytes + weight.nbytes, started)
         if self.transposed:
             array = np.ascontiguousarray(array.swapaxes(-1, -2))

@@ -14,7 +14,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-import nf4
 from nf4 import _torch
 from nf4._prepared import prepare
 from nf4.checkpoint.bnb import Plan, State
@@ -33,14 +32,17 @@ from nf4.checkpoint.source import CONFIG_NAME, SINGLE_NAME, Checkpoint
 from nf4.checkpoint.transaction import DirectoryTarget, FileTarget
 from nf4.checkpoint.writer import SafetensorsWriter
 from nf4.errors import InvalidArgument, kind_of, shown
+from nf4.int4 import Int4Tensor
+from nf4.tensor import QuantizedTensor
 from nf4.typing import ArrayLike
+from nf4.weight import Weight
 
 _FILE_DTYPES = {dtype: name for name, dtype in NUMPY.items()}
 # torch's dtypes that numpy has not of its own, as integers of their size.
 _VIEWED = {"bfloat16": "bfloat16", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
 
 
-def load(path: str | os.PathLike[str]) -> dict[str, nf4.Weight[np.ndarray] | np.ndarray]:
+def load(path: str | os.PathLike[str]) -> dict[str, Weight[np.ndarray] | np.ndarray]:
     """The tensors of a checkpoint by name, in host memory: a 4-bit weight under the name of the
     dense one ("model.layers.0.mlp.up_proj.weight"), as a QuantizedTensor or an Int4Tensor, all
     others as arrays.
@@ -66,7 +68,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, nf4.Weight[np.ndarray] | np.
 
 def save(
     path: str | os.PathLike[str],
-    tensors: Mapping[str, nf4.Weight[Any] | ArrayLike],
+    tensors: Mapping[str, Weight[Any] | ArrayLike],
     *,
     config: Mapping[str, object] | None = None,
     replace: bool = False,
@@ -176,7 +178,7 @@ def _items(tensors: Mapping[str, Any]) -> list[_Item]:
 
 
 def _item(name: str, value: Any) -> _Item:
-    if not isinstance(value, nf4.Weight):
+    if not isinstance(value, Weight):
         return _Item(name, _host(name, value))
     parts = {
         part.name: _host(f"{part.name} of {name}", getattr(value, part.name))
@@ -187,7 +189,7 @@ def _item(name: str, value: Any) -> _Item:
         prepare(weight)  # or a part is of the wrong size or type
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: {error}") from None
-    if isinstance(weight, nf4.QuantizedTensor):
+    if isinstance(weight, QuantizedTensor):
         if weight.codebook is not None:
             raise InvalidArgument(
                 f"{name} has a codebook of its own; expected that of {weight.format}, which "
@@ -199,7 +201,7 @@ def _item(name: str, value: Any) -> _Item:
     return _int4_item(name, weight)
 
 
-def _int4_item(name: str, weight: nf4.Int4Tensor) -> _Item:
+def _int4_item(name: str, weight: Int4Tensor) -> _Item:
     layout, (rows, cols) = LAYOUTS[weight.layout], weight.shape
     if weight.permutation is not None:
         raise InvalidArgument(f"{name} is reordered; expected what nf4.reorder made it of")

@@ -7,10 +7,11 @@ import dataclasses
 import math
 from typing import Any
 
-import nf4
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.source import Checkpoint
+from nf4.int4 import Int4Tensor
+from nf4.tensor import QuantizedTensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Weight(abc.ABC):
         """Its settings, as `nf4 inspect --json` shows them."""
 
     @abc.abstractmethod
-    def load(self, checkpoint: Checkpoint) -> nf4.QuantizedTensor | nf4.Int4Tensor:
+    def load(self, checkpoint: Checkpoint) -> QuantizedTensor | Int4Tensor:
         """Read it."""
 
     @property

@@ -13,6 +13,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nf4.checkpoint.quantization import OF_EXPERTS
+from nf4.torch.dense import to_dense
 
 
 class OurLayers:
@@ -23,8 +24,6 @@ class OurLayers:
         return True
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-        from nf4.torch.conversion import to_dense
-
         to_dense(model, dtype)
         return model
 

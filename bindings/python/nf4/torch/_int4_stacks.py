@@ -10,6 +10,7 @@ import numpy as np
 import nf4
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.int4 import Int4Weight
+from nf4.torch.distributed._filling import tensor_of
 from nf4.torch.modules.int4_experts import Int4Experts
 
 if TYPE_CHECKING:
@@ -83,8 +84,6 @@ def _kind(weight: Int4Weight) -> dict[str, object]:
 
 def read(stack: Stack, checkpoint: Checkpoint) -> Int4Experts:
     """In host memory."""
-    from nf4.torch.distributed._filling import tensor_of
-
     layout = stack.parts[0][0].state.layout
     experts = [
         [weight.load(checkpoint) for weight in matrices]

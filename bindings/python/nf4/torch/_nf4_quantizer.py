@@ -19,6 +19,10 @@ from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
 from nf4.torch._frozen_quantizer import FrozenQuantizer, StoredConfig
+from nf4.torch._replacing_layers import take_along
+from nf4.torch.distributed._reading import dtype_of, read_part
+from nf4.torch.distributed.empty_models import compute_dtype_of, put_layers
+from nf4.torch.experts import save_as_stacks
 from nf4.torch.modules.nf4_weight import NF4Weight
 
 if TYPE_CHECKING:
@@ -54,9 +58,6 @@ class NF4Quantizer(FrozenQuantizer):
         checkpoint_files: Sequence[str] | None = None,
         **_: Any,
     ) -> PreTrainedModel:
-        from nf4.torch.distributed._reading import dtype_of
-        from nf4.torch.distributed.empty_models import compute_dtype_of, put_layers
-
         if not checkpoint_files:
             raise InvalidArgument(
                 "no checkpoint_files are given; expected those of from_pretrained(folder)"
@@ -87,9 +88,7 @@ class NF4Quantizer(FrozenQuantizer):
     def _process_model_after_weight_loading(
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
-        from nf4.torch._marks import mark_as
-        from nf4.torch.conversion import take_along
-        from nf4.torch.experts import save_as_stacks
+        from nf4.torch._marks import mark_as  # which needs transformers in full
 
         places = [(name, m) for name, m in model.named_modules() if isinstance(m, _Codes)]
         with self._checkpoint() as checkpoint:
@@ -112,8 +111,6 @@ class NF4Quantizer(FrozenQuantizer):
 
 
 def _filled(name: str, codes: _Codes, checkpoint: Checkpoint) -> NF4Weight:
-    from nf4.torch.distributed._reading import read_part
-
     layer, weight = codes.made
     packed = codes.weight.detach()
     if packed.is_meta:

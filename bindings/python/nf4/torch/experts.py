@@ -1,16 +1,14 @@
 """Experts of transformers' models in 4 bits.
 
-transformers stacks the experts of a layer in parameters of three dimensions, and multiplies them as
-config._experts_implementation says. Here such a parameter becomes an NF4Experts of the same name,
-and "nf4" names what multiplies with it: registered as soon as transformers.integrations.moe is
-loaded, as is what from_pretrained loads such a model by (_nf4_quantizer.py).
+transformers stacks the experts of a layer in parameters of three dimensions and multiplies them by
+the function that config._experts_implementation names. Here such a parameter becomes an NF4Experts
+or Int4Experts of the same name, and the function is experts_forward, which _transformers.py
+registers as "nf4".
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from nf4.checkpoint.stacks import names_of
-from nf4.torch._import_watch import ImportWatch
 from nf4.torch.modules import Int4Experts, NF4Experts
 
 IMPLEMENTATION = "nf4"
 FEW = 64  # rows up to which a compiled graph compares each with each, rather than to sort
 _STACKS = (NF4Experts, Int4Experts)
-_MOE, _QUANTIZERS = "transformers.integrations.moe", "transformers.quantizers.auto"
+MOE = "transformers.integrations.moe"
 
 
 def quantize_stack(
@@ -139,7 +136,7 @@ def experts_forward(
     host. Experts that are dense are computed by "grouped_mm"."""
     first, second = names_of(self)
     if not all(isinstance(getattr(self, name), _STACKS) for name in (first, second)):
-        dense = sys.modules[_MOE].grouped_mm_experts_forward
+        dense = sys.modules[MOE].grouped_mm_experts_forward
         return dense(self, hidden_states, top_k_index, top_k_weights)
     ends, tokens, in_order = _routing(top_k_index, self.num_experts)
     others = None
@@ -159,22 +156,3 @@ def experts_forward(
     # Back in the order of tokens, where those of one token are added up in a fixed order.
     y = in_order(y).view(*top_k_index.shape, y.shape[-1])
     return (y * top_k_weights.unsqueeze(-1)).sum(dim=-2).to(hidden_states.dtype)
-
-
-def _loaded(name: str) -> None:
-    """Never raises: whoever imports transformers would get it."""
-    try:
-        if name == _MOE:
-            sys.modules[name].ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
-        else:
-            importlib.import_module("nf4.torch._nf4_quantizer")
-    except Exception as error:
-        warnings.warn(f"libnf4 does not serve transformers' experts: {error!r}", stacklevel=2)
-
-
-_watch = ImportWatch((_MOE, _QUANTIZERS), _loaded)
-
-
-def register() -> None:
-    """Now or as soon as these modules of transformers are loaded; a second call changes nothing."""
-    _watch.start()

@@ -19,7 +19,7 @@ from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _siblings, functional
 from nf4.torch._checks import require_finite, torch_dtype
-from nf4.torch.conversion import is_in_4_bits, made_of, take_along
+from nf4.torch._replacing_layers import is_in_4_bits, made_of, take_along
 from nf4.torch.experts import quantize_stack, save_as_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.modules.base import torch_device

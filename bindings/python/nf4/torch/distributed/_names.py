@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.bnb import STATE_MARK
 from nf4.checkpoint.quantization import config_path
+from nf4.torch._model_source import class_and_config
 from nf4.torch.distributed._cuts import Ranges
 from nf4.torch.modules.base import QuantizedModule
 
@@ -89,8 +90,6 @@ def _targets(
         model_class(checkpoint.config)
     except (ImportError, LookupError, TypeError):  # not a model of transformers
         return *own, {}
-    from nf4.torch._model_source import class_and_config
-
     kind, config = class_and_config(checkpoint)
     try:
         plan = LoadPlan(build(kind, config))

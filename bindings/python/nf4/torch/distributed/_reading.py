@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from nf4.checkpoint import FormatError
 from nf4.checkpoint.header import TensorInfo
@@ -144,7 +143,7 @@ def _require_dtype(
 def parts_of(own: Tensor) -> list[tuple[Tensor, Sequence[int]]]:
     """The memory that this rank has of a tensor, and where in it that begins."""
     own = own.detach()
-    if not isinstance(own, DTensor):
+    if not hasattr(own, "to_local"):  # no DTensor, whose module costs seconds to import
         return [(own, (0,) * own.dim())]
     local = own.to_local()
     # What torch.distributed.checkpoint asks a tensor, too. A rank outside of the mesh has none.
