@@ -1,4 +1,5 @@
-"""Experts of integers: a checkpoint has the matrices of each, and a model stacks of them."""
+"""Experts with integer weights: a checkpoint stores a matrix for each expert, a model stacks of
+them."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ class Stack(NamedTuple):
 def found(
     plan: LoadPlan, weights: Mapping[str, Int4Weight], act_order: Container[str]
 ) -> list[Stack]:
-    """FormatError where the weights of experts do not make up the stacks of a module. act_order:
-    the names of those that have it."""
+    """Returns the stacks of a checkpoint. Raises FormatError where the weights of experts do not
+    make up the stacks of a module. act_order: the names of the weights with act order."""
     made, dense = [], {}
     known = plan.stacks({name: weight.shape for name, weight in weights.items()})
     targets: dict[str, list[Int4Weight]] = {}
@@ -63,7 +64,7 @@ def found(
 
 
 def _problem(weight: Int4Weight, first: Int4Weight, is_joined: bool) -> str | None:
-    """Why a weight cannot be in a stack with the first of it."""
+    """Says why a weight cannot be in one stack with the stack's first weight."""
     kind = _kind(first)
     for what, each in _kind(weight).items():
         if each != kind[what]:
@@ -83,7 +84,7 @@ def _kind(weight: Int4Weight) -> dict[str, object]:
 
 
 def read(stack: Stack, checkpoint: Checkpoint) -> Int4Experts:
-    """In host memory."""
+    """Reads a stack into host memory."""
     layout = stack.parts[0][0].state.layout
     experts = [
         [weight.load(checkpoint) for weight in matrices]

@@ -1,4 +1,4 @@
-"""The layers of a model that are replaced, in place, with their hooks."""
+"""Replaces layers of a model in place, and keeps their hooks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ Maker: TypeAlias = Callable[[Any], nn.Module]
 
 
 def linear4bit() -> tuple[type, ...]:
-    """bitsandbytes' classes with Linear4bit's forward. None where it is not imported: then no
-    model has one."""
+    """Returns bitsandbytes' classes with Linear4bit's forward; () if bitsandbytes is not imported,
+    because then no model has one."""
     modules = getattr(sys.modules.get("bitsandbytes"), "nn", None)
     names = ("Linear4bit", "LinearNF4", "LinearFP4")
     return tuple(getattr(modules, name) for name in names if hasattr(modules, name))
 
 
 def is_in_4_bits(layer: nn.Module) -> bool:
-    """Also of a class that is derived from ours or Linear4bit, which nothing replaces."""
+    """Tells if a layer is in 4 bits. Classes derived from ours or Linear4bit count, though nothing
+    replaces them."""
     return isinstance(layer, (*OURS, *linear4bit()))
 
 
@@ -60,7 +61,7 @@ def replace(
 
 
 def made_of(name: str, layer: nn.Module, make: Maker) -> nn.Module:
-    """What replaces a layer. InvalidArgument, with its name, where it cannot be replaced."""
+    """Returns the layer that replaces one. Raises InvalidArgument, with its name, if it cannot."""
     try:
         if type(layer) not in OURS and any(
             hasattr(each, "to_local") for each in layer.parameters()
@@ -84,6 +85,6 @@ def take_along(layer: nn.Module, made: nn.Module) -> None:
                   "_backward_hooks", "_backward_pre_hooks"):  # fmt: skip
         getattr(made, hooks).update(getattr(layer, hooks))
     if hasattr(layer, _ACCELERATE):
-        from accelerate.hooks import add_hook_to_module  # which put it there
+        from accelerate.hooks import add_hook_to_module  # accelerate put the hook there
 
         add_hook_to_module(made, getattr(layer, _ACCELERATE))

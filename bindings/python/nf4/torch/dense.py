@@ -20,12 +20,12 @@ def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     weight, and every NF4Experts and Int4Experts of a transformers model by a parameter. To merge
     adapters without rounding to 4 bits: to_dense(model), then PEFT's model.merge_and_unload().
 
-    dtype  "fp32", "fp16", "bf16" or torch's. By default that of each weight before it was
-           quantized, or of the scales of a checkpoint's integers; where no parameter of the model
-           is of that dtype, the one that most of them are of
+    dtype  "fp32", "fp16", "bf16" or torch's. By default each weight gets the dtype that it had
+           before it was quantized, or that of its scales if a checkpoint stores integers. If no
+           parameter of the model has that dtype, it gets the dtype of most parameters
 
-    Shared layers, hooks, the result and errors are as in convert. A transformers model without
-    4-bit layers left is no longer marked as quantized, so that what it saves loads as dense.
+    Shared layers, hooks, the result and errors are as in convert. A transformers model that has no
+    4-bit layer left is no longer marked as quantized, so that it saves as a dense model.
     """
     if dtype is not None:
         dtype = torch_dtype(dtype)
@@ -33,7 +33,7 @@ def to_dense(model: nn.Module, dtype: DTypeLike | None = None) -> list[str]:
     dtypes = _dense_dtypes(model)
 
     def dense(dequantize: Callable[[Any], Any]) -> Any:
-        """Returns what a weight gives in the dtype that is wanted."""
+        """Returns a weight, dequantized to the wanted dtype."""
         made = dequantize(dtype)
         own = getattr(made, "weight", made).dtype
         if dtype is not None or not dtypes or own in dtypes:
