@@ -48,8 +48,8 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What verify finds. survey: the tensors, none if they cannot be parsed. checked_by: what told
-    which layers transformers loads in 4 bits; empty if nothing was asked."""
+    """The result of verify. survey: the tensors; empty if they cannot be parsed. checked_by: what
+    determined the layers that transformers loads in 4 bits; empty if nothing did."""
 
     survey: Survey
     findings: list[Finding]
@@ -120,18 +120,18 @@ def _faults_in(findings: list[Finding]) -> Iterator[None]:
 
 
 def audit(path: str) -> tuple[Survey, list[Finding]]:
-    """All faults of a checkpoint, and its tensors (none if it cannot be parsed). OSError if it
-    cannot be read.
+    """Returns all faults of a checkpoint, and its tensors (none if it cannot be parsed). Raises
+    OSError if it cannot be read.
 
-    Where torch and transformers are installed, a process of its own may build the model that
-    config.json names, without weights: that takes seconds.
+    If torch and transformers are installed, a child process may build the model that config.json
+    names, without weights. This takes seconds.
     """
     report = audit_report(path)
     return report.survey, report.findings
 
 
 def audit_report(path: str) -> Report:
-    """What audit gives, and on what it rests."""
+    """Like audit. The report also says what determined the layers."""
     faults: list[FormatError] = []
     checked_by = ""
     try:
@@ -180,11 +180,12 @@ def _dense_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
 
 
 def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding], str]:
-    """4-bit weights that transformers does not load, and dense ones in place of which it expects
-    4-bit ones; and Report.checked_by. Faults by the modules of the model, warnings by names."""
+    """Finds 4-bit weights that transformers does not load, and dense weights where it expects 4-bit
+    ones. Also returns Report.checked_by. Findings are faults if they follow from the model's
+    modules, and warnings if only from names."""
     said = quantization(checkpoint)
     if not found.weights or said is None or integer_settings(checkpoint):
-        # What loads integer weights is not transformers alone, and is not asked.
+        # Other libraries than transformers load integer weights too. None is asked.
         return [], ""
     rules, checked_by = choose_rules(checkpoint.config, found)
     severity = "warning" if rules.model is None else "fault"
@@ -213,7 +214,7 @@ def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding
 def _dense_reference(
     weight: Weight, dense: Checkpoint, types: frozenset[str], stacks: Mapping[str, Stack]
 ) -> np.ndarray:
-    """The dense weight of a 4-bit one, [outputs, inputs], in its own dtype."""
+    """Returns the dense weight of a 4-bit one, [outputs, inputs], in its own dtype."""
     name = weight.name
     if is_stack(weight):
         array = dense_of(weight, dense, stacks)
@@ -239,8 +240,8 @@ def _dense_reference(
 def stacks_by_name(
     weights: Iterable[Weight], checkpoint: Checkpoint, dense: Checkpoint
 ) -> dict[str, Stack]:
-    """The stacks of experts of a dense checkpoint, if a 4-bit weight is compared with one.
-    FormatError where no model tells which these are, and in which order."""
+    """Returns the stacks of experts of a dense checkpoint, if a 4-bit weight is compared with one.
+    Raises FormatError if no model says which these are, and in which order."""
     compared = [each.name for each in weights if is_stack(each) and each.name not in dense]
     if not compared:
         return {}
@@ -259,8 +260,9 @@ def error_statistics(
     threads: int = 0,
     stacks: Mapping[str, Stack] | None = None,
 ) -> ErrorStatistics:
-    """The error of a 4-bit weight against the dense one, summed in float64. threads: CPU threads;
-    0: all. stacks: as of stacks_by_name. FormatError if the dense checkpoint has no such weight."""
+    """Returns the error of a 4-bit weight against the dense one, summed in float64. threads: CPU
+    threads; 0: all. stacks: from stacks_by_name. Raises FormatError if the dense checkpoint has no
+    such weight."""
     # A dense file has no configuration beside it; the 4-bit checkpoint is of the same model.
     types = model_types(dense.config) or model_types(checkpoint.config)
     reference = _dense_reference(weight, dense, types, stacks or {})

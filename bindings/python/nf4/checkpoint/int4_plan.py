@@ -1,4 +1,4 @@
-"""Integer weights to be written, quantized or repacked: their tensors and their config.json."""
+"""Plans integer weights to be written: their tensors and their config.json."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _DTYPES = {"packed": "I32", "zeros": "I32", "g_idx": "I32", "shape": "I64"}
 
 @dataclasses.dataclass(frozen=True)
 class Int4Plan:
-    """name: of the dense weight. shape: (outputs, inputs). group_size -1: the whole row. scales:
-    their dtype, by safetensors' name. symmetric: all zero points are 8. act_order: it has a g_idx
-    that matters."""
+    """An integer weight to be written. name: the dense weight's. shape: (outputs, inputs).
+    group_size -1: the whole row. scales: their dtype, by safetensors' name. symmetric: all zero
+    points are 8. act_order: it has a g_idx that matters."""
 
     name: str
     layout: Layout
@@ -58,7 +58,7 @@ class Int4Plan:
         ]
 
     def quantize(self, array: np.ndarray, threads: int) -> Int4Tensor:
-        """Round a dense weight to the nearest."""
+        """Quantizes a dense weight, rounding to nearest."""
         return quantize_int4(
             array,
             layout=self.layout.name,
@@ -75,7 +75,8 @@ class Int4Plan:
         )
 
     def tensors(self, arrays: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray]:
-        """The data of `specs` from arrays by part. Without g_idx it is the plain one."""
+        """Returns the data of `specs` from arrays by part. The default g_idx is column /
+        group_size."""
         given = dict(arrays)
         if given.get("g_idx") is None:
             given["g_idx"] = np.arange(self.shape[1], dtype=np.int32) // np.int32(
@@ -92,8 +93,9 @@ def integer_config(
     architectures: Iterable[str],
     path: str = "",
 ) -> dict[str, Any]:
-    """quantization_config for these weights beside the tensors that stay dense. FormatError, with
-    the checkpoint's path, where the layout has one group size for all, and they have several."""
+    """Returns the quantization_config for these weights and the tensors that stay dense. Raises
+    FormatError, with the checkpoint's path, if the layout supports only one group size and the
+    weights have several."""
     to = plans[0].layout
     sizes = [size for size, _ in Counter(plan.group_size for plan in plans).most_common()]
     if len(sizes) > 1 and not to.by_row:

@@ -1,4 +1,4 @@
-"""nf4 convert: integer weights from one layout to another."""
+"""nf4 convert: converts integer weights from one layout to another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nf4 dequantize: a 4-bit checkpoint to a dense one."""
+"""nf4 dequantize: converts a 4-bit checkpoint to a dense one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""nf4 quantize: a dense checkpoint to 4 bits, in the layout of bitsandbytes or of integers."""
+"""nf4 quantize: quantizes a dense checkpoint to 4 bits, in bitsandbytes' layout or one of
+integers."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ the Hugging Face cache.
 A PATTERN is one or more whole parts of a module's name (lm_head, layers.0), or, with *, ? or
 [], a glob over the whole name ('*.mlp.*_proj').
 """
-# By the names of QuantizeOptions.
+# The options of each format, by their names in QuantizeOptions.
 _OF_INTEGERS = {
     "layout": "--layout",
     "group_size": "--group-size",
@@ -135,7 +136,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _chosen(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of one format that were given. OptionError for those of another."""
+    """Returns the given options of one format. Raises OptionError for an option of another
+    format."""
     options = _OF_INTEGERS | _OF_BITSANDBYTES
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     for name, option in (_OF_BITSANDBYTES if args.format == "int4" else _OF_INTEGERS).items():

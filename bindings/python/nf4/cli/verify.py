@@ -1,4 +1,4 @@
-"""nf4 verify: the faults of a 4-bit checkpoint."""
+"""nf4 verify: finds the faults of a 4-bit checkpoint."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _line(finding: Finding) -> str:
 
 
 def verify_checkpoint(path: str) -> dict[str, Any]:
-    """What `nf4 verify --json` prints: {"path", "ok", "weights", "dense_tensors", "checked_by",
-    "findings"}. OSError if the checkpoint cannot be read."""
+    """Returns what `nf4 verify --json` prints: {"path", "ok", "weights", "dense_tensors",
+    "checked_by", "findings"}. Raises OSError if the checkpoint cannot be read."""
     report = audit_report(path)
     return {
         "path": path,
@@ -51,7 +51,7 @@ def verify_checkpoint(path: str) -> dict[str, Any]:
 
 
 def report_lines(document: dict[str, Any]) -> list[str]:
-    """The report that `nf4 verify` prints."""
+    """Returns the report that `nf4 verify` prints."""
     findings = [Finding(**finding) for finding in document["findings"]]
     faults = sum(finding.severity == "fault" for finding in findings)
     warnings = len(findings) - faults

@@ -36,7 +36,7 @@ def sums_by(place: Tensor, rows: Tensor, count: int) -> Tensor:
 
 
 def _ranges(ends: Tensor, m: int) -> list[tuple[int, int, int]]:
-    """Yields (expert, first row, end) for each expert that has rows."""
+    """Lists (expert, first row, end) for each expert that has rows."""
     found, begin = [], 0
     for expert, given in enumerate(ends.tolist()):
         end = min(m, max(begin, given))

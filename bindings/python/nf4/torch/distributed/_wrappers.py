@@ -23,7 +23,7 @@ from nf4.torch.modules.base import QuantizedModule
 
 
 def _layers(module: nn.Module) -> Iterator[tuple[str, QuantizedModule]]:
-    """Returns all quantized layers and experts of libnf4."""
+    """Yields all quantized layers and experts of libnf4."""
     for name, layer in module.named_modules(remove_duplicate=False):
         if isinstance(layer, QuantizedModule):
             yield name, layer
