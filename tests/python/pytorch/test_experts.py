@@ -193,7 +193,7 @@ def test_experts_that_begin_within_a_block_are_named():
 
 def test_a_model_without_experts_is_refused():
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
-    with pytest.raises(nf4.InvalidArgument, match="experts is True, and the model has none"):
+    with pytest.raises(nf4.InvalidArgument, match="experts is True, but the model has no experts"):
         quantize_model(model, experts=True)
 
 

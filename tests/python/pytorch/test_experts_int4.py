@@ -144,7 +144,7 @@ def one_stack(made):
         (dense_one, f"as integers, {ONE} is missing"),
         (other_groups, f"'{ONE}': its group_size is not that of {FIRST}"),
         (other_scales, f"'{ONE}': its dtype of scales is not that of {FIRST}"),
-        (act_order, f"'{ONE}': it has act order, which experts are not read with"),
+        (act_order, f"'{ONE}': it has act order, which is not supported for experts"),
         (outputs, f"'{FIRST}': it has 60 outputs; expected a multiple of 8, to join it"),
         (one_stack, f"{LAYER}.down_proj, which is computed with it, is not of integers"),
     ],

@@ -39,7 +39,7 @@ class UnknownModel(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What transformers does with the tensors of a checkpoint in bitsandbytes' layout.
+    """The way in which transformers handles the tensors of a checkpoint in bitsandbytes' layout.
 
     name              the class and the version of transformers
     reasons           tensor -> why it cannot be loaded as a 4-bit weight; None if it can

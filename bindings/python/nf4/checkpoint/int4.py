@@ -41,9 +41,9 @@ BORROWS = (
 
 @dataclasses.dataclass(frozen=True)
 class Int4State:
-    """What is known of a weight before its data is read. shape: (outputs, inputs). group_size -1:
-    the whole row. dtype: libnf4's name, of the dense weight. symmetric and act_order: what the
-    file says that describes the quantization, or None."""
+    """The facts about a weight that are known before its data is read. shape: (outputs, inputs).
+    group_size -1: the whole row. dtype: libnf4's name, of the dense weight. symmetric and
+    act_order: what the file says that describes the quantization, or None."""
 
     layout: Layout
     shape: tuple[int, int]
@@ -55,7 +55,7 @@ class Int4State:
 
     @property
     def groups(self) -> int:
-        """Of a row."""
+        """The number of groups in a row."""
         return 1 if self.group_size == -1 else self.shape[1] // self.group_size
 
 
@@ -300,7 +300,7 @@ def _weight(
     if layout.names["packed"] != names["packed"]:
         return None, [f"it has {names['packed']}, but {said.file} says {layout.name}"]
     if "g_idx" in parts and "g_idx" not in layout.names:
-        return None, [f"it has g_idx, which {layout.name} has not"]
+        return None, [f"it has g_idx, which {layout.name} does not support"]
     try:
         state = _state(checkpoint, parts, said)
     except ValueError as error:

@@ -48,7 +48,7 @@ class Settings:
 
 def _bits(value: object, key: str) -> None:
     if type(value) is not int or value != 4:
-        raise ValueError(f"{key} is {value!r}; weights of 4 bits are read")
+        raise ValueError(f"{key} is {value!r}; only 4-bit weights are read")
 
 
 def _size(value: object, key: str) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ def _auto_round_layout(config: Mapping[str, Any]) -> Layout:
     key = "packing_format" if config.get("packing_format") else "backend"
     said = str(config.get(key) or "auto").lower()
     if said == "auto":
-        return GPTQ  # as transformers and vLLM take it
+        return GPTQ  # transformers and vLLM do the same
     packing = said if key == "packing_format" else ":".join(said.split(":")[:2])
     if packing not in _AUTO_ROUND_PACKINGS:
         known = ", ".join(_AUTO_ROUND_PACKINGS)

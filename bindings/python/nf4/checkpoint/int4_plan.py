@@ -41,7 +41,7 @@ class Int4Plan:
 
     @property
     def groups(self) -> int:
-        """Of a row."""
+        """The number of groups in a row."""
         return 1 if self.group_size == -1 else self.shape[1] // self.group_size
 
     def specs(self) -> list[TensorSpec]:

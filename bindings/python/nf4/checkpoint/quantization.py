@@ -52,7 +52,7 @@ _METHOD_OF_PLACE = {_KEY_OF_MLX: MLX, "hf_quant_config.json": "modelopt"}
 
 @dataclasses.dataclass(frozen=True)
 class Quantization:
-    """What a checkpoint says of its quantization.
+    """The settings of a checkpoint's quantization.
 
     method  the tool's, in its usual spelling; None if it is not said
     config  its settings, also under their usual keys

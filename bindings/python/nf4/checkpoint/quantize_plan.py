@@ -177,8 +177,8 @@ def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Sta
     of two that are computed together is chosen, or if experts do not begin with a block."""
     if not stacks:
         raise OptionError(
-            "experts is True, and the model has none whose products transformers lets others "
-            "compute; expected False"
+            "experts is True, but the model has no experts whose products transformers lets other "
+            "libraries compute; expected False"
         )
 
     def named(patterns: Sequence[str], stack: Stack) -> bool:

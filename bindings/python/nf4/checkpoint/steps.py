@@ -31,7 +31,7 @@ _CHECK_ELEMENTS = 1 << 20
 
 @dataclasses.dataclass
 class Result:
-    """What a conversion did.
+    """The result of a conversion.
 
     weights, dense       tensors converted, and copied as dense ones
     elements             elements of the converted weights
@@ -188,7 +188,7 @@ class QuantizeStack:
             problem = nonfinite(file.array(info), info.dtype)
             if problem:
                 raise FormatError(file.path, f"{problem} (see --allow-nonfinite)", name)
-        raise AssertionError("the stack has what no tensor of it has")
+        raise AssertionError("the stack has a value that none of its tensors has")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -145,9 +145,7 @@ class _Item:
             return self.plan.specs()
         dtype = _FILE_DTYPES.get(self.value.dtype)
         if dtype is None:
-            raise InvalidArgument(
-                f"{self.name} is of {self.value.dtype}, which safetensors has not"
-            )
+            raise InvalidArgument(f"{self.name} is of {self.value.dtype}, which safetensors lacks")
         return [TensorSpec(self.name, dtype, self.value.shape)]
 
     def data(self) -> dict[str, Any]:
@@ -170,7 +168,7 @@ def _items(tensors: Mapping[str, Any]) -> list[_Item]:
     for each in items:
         for stored in (spec.name for spec in each.specs()):
             if stored == "__metadata__":
-                raise InvalidArgument(f"tensors has {stored!r}, which safetensors keeps for itself")
+                raise InvalidArgument(f"tensors has {stored!r}, which safetensors reserves")
             if stored in owners:
                 raise InvalidArgument(
                     f"{owners[stored]} and {each.name} would both be stored as {stored!r}; "
@@ -196,7 +194,7 @@ def _item(name: str, value: Any) -> _Item:
         if weight.codebook is not None:
             raise InvalidArgument(
                 f"{name} has a codebook of its own; expected that of {weight.format}, which "
-                f"bitsandbytes computes with whatever a file says"
+                f"bitsandbytes uses whatever a file says"
             )
         plan = State(weight.format, weight.blocksize, weight.dtype, weight.shape,
                      weight.nested_blocksize)  # fmt: skip
@@ -207,9 +205,9 @@ def _item(name: str, value: Any) -> _Item:
 def _int4_item(name: str, weight: Int4Tensor) -> _Item:
     layout, (rows, cols) = LAYOUTS[weight.layout], weight.shape
     if weight.permutation is not None:
-        raise InvalidArgument(f"{name} is reordered; expected what nf4.reorder made it of")
+        raise InvalidArgument(f"{name} is reordered; expected the weight before nf4.reorder")
     if weight.g_idx is not None and "g_idx" not in layout.names:
-        raise InvalidArgument(f"{name} has a g_idx, which {weight.layout} has not")
+        raise InvalidArgument(f"{name} has a g_idx, which {weight.layout} does not support")
     if not name.endswith(".weight"):
         raise InvalidArgument(f'tensors has integers as {name!r}; expected a name with ".weight"')
     size = weight.group_size
@@ -259,7 +257,7 @@ def _of_torch(name: str, tensor: Any) -> np.ndarray:
 
 
 def _torch_module() -> Any:
-    import torch  # whose tensor was given
+    import torch  # the tensor is torch's
 
     return torch
 
@@ -309,7 +307,7 @@ def _require_readable(path: str, items: list[_Item]) -> None:
             if isinstance(each.plan, Int4Plan) and not _is_same(each.plan, read):
                 raise InvalidArgument(
                     f"{each.name} would be read in another layout or group size; expected a "
-                    f"directory as path, whose config.json says it"
+                    f"directory as path, whose config.json states them"
                 )
 
 

@@ -187,7 +187,7 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
         f"{name} {_way(gpu['fused_rows'][kind])}"
         for kind, name in (("nf4", "NF4 and FP4"), ("int4", "integers"))
     )
-    known = "timed" if gpu["timed"] else "presumed, as nobody has timed libnf4"
+    known = "timed" if gpu["timed"] else "presumed, because libnf4 has not been timed"
     return [
         *lines,
         f"           kernels {gpu['kernels']}",

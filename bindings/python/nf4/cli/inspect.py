@@ -30,7 +30,7 @@ from nf4.cli.console import (
 from nf4.cli.exits import Exit
 
 _DESCRIPTION = """\
-List the tensors of a checkpoint: shape, format (of integers the layout), blocksize or group
+List the tensors of a checkpoint: shape, format (the layout for integers), blocksize or group
 size, bytes in the file (all parts of a weight included) and bits per element.
 
 With --dense, also the error of each 4-bit weight against the dense one that it was made from:

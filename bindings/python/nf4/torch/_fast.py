@@ -120,7 +120,7 @@ def _register() -> bool:
         return False
     try:
         own = library()
-        of_torch = [ctypes.CDLL("libtorch_cpu.so")]  # which torch has loaded
+        of_torch = [ctypes.CDLL("libtorch_cpu.so")]  # torch has loaded it
         if torch.version.cuda:
             of_torch.append(ctypes.CDLL("libtorch_cuda.so"))
     except (LibraryNotFound, OSError):

@@ -77,7 +77,7 @@ def weight_and_bias(layer: nn.Module) -> tuple[nf4.Int4Tensor[Tensor], nn.Parame
         raise InvalidArgument(f"layer is {kind_of(layer)}, and {why}; expected 4-bit integers")
     weight = _of_words(layer) if _has(layer, _WORDS) else _of_compressed_tensors(layer)
     if weight.packed.is_meta:
-        raise InvalidArgument("the weight is on meta; expected it loaded")
+        raise InvalidArgument("the weight is on meta; expected a loaded one")
     bias = getattr(layer, "bias", None)
     if bias is None or isinstance(bias, nn.Parameter):
         return weight, bias

@@ -57,7 +57,7 @@ def found(
         for weight in each.weights:
             reason = _problem(weight, first, len(each.parts) > 1)
             if weight.name in act_order:
-                reason = "it has act order, which experts are not read with"
+                reason = "it has act order, which is not supported for experts"
             if reason is not None:
                 raise FormatError(weight.path, reason, weight.name)
     return made

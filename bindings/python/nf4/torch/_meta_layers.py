@@ -96,7 +96,7 @@ def _linear(weight: Weight, module: nn.Module | None, target: str) -> nn.Module:
     if module is None:
         raise wrong(f"the model has no {target}")
     if isinstance(weight, Int4Weight) and names_of(module):
-        raise wrong("experts of integers are loaded by nf4.torch.load alone")
+        raise wrong("only nf4.torch.load loads experts of integers")
     if type(module) is not nn.Linear and not isinstance(module, Conv1D):
         raise wrong(f"{target} of the model is {type(module).__name__}, not Linear")
     shape = tuple(module.weight.shape)

@@ -89,7 +89,7 @@ class NF4Quantizer(FrozenQuantizer):
     def _process_model_after_weight_loading(
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
-        from nf4.torch._marks import mark_as  # which needs transformers in full
+        from nf4.torch._marks import mark_as  # this needs all of transformers
 
         places = [(name, m) for name, m in model.named_modules() if isinstance(m, _Codes)]
         with self._checkpoint() as checkpoint:

@@ -56,7 +56,7 @@ def require_standard_table(name: str, table: Tensor | None, format: str) -> None
         return
     expected = standard_table(format, table.device).to(table.dtype)
     if not table.is_floating_point() or not torch.equal(table, expected):
-        raise InvalidArgument(f"{name} is not the table of {format}; no other is computed with")
+        raise InvalidArgument(f"{name} is not the table of {format}; no other can be used")
 
 
 def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
@@ -179,7 +179,8 @@ def of_bitsandbytes(data: Tensor, state: QuantState) -> nf4.QuantizedTensor:
     """Returns the weight that a QuantState describes."""
     if data.is_meta:
         raise InvalidArgument(
-            "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
+            "the weight is on meta, where accelerate leaves offloaded weights; expected a loaded "
+            "one"
         )
     require_layout(state)
     require_standard_table("quant_state.code", state.code, state.quant_type)

@@ -84,7 +84,7 @@ def save_as_stacks(model: Any) -> None:
     conversions = getattr(model, "_weight_conversions", None)
     if "dense_conversions" not in vars(model):
         model.dense_conversions = conversions  # for make_dense
-    if conversions is None:  # as save_pretrained does
+    if conversions is None:  # save_pretrained does the same
         conversions = get_model_conversion_mapping(model, add_legacy=False)
         prefixes = getattr(core_model_loading, "PrefixChange", ())  # an older one has none
         conversions = [each for each in conversions if not isinstance(each, prefixes)]

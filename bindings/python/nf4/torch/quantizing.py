@@ -222,7 +222,8 @@ def _check_finite(layer: nn.Module) -> nn.Module:
 def _check_weight(weight: Tensor, finite: bool) -> None:
     if weight.is_meta:
         raise InvalidArgument(
-            "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
+            "the weight is on meta, where accelerate leaves offloaded weights; expected a loaded "
+            "one"
         )
     if finite:
         require_finite("the weight", weight)

@@ -135,6 +135,6 @@ def patch_unsloth() -> list[str]:
     """
     if getattr(sys.modules.get(_UTILS), "fast_dequantize", None) is None:
         raise InvalidArgument(
-            f"{_UTILS} has no fast_dequantize; expected that unsloth is imported first"
+            f"{_UTILS} has no fast_dequantize; expected `import unsloth` before this call"
         )
     return sorted(set().union(*map(_patch, _PATCHES)))

@@ -47,7 +47,7 @@ from nf4.torch.bitsandbytes import operators, replacements
 
 
 class Served(NamedTuple):
-    """What libnf4 serves in this process.
+    """The operators and functions that libnf4 serves in this process.
 
     operators   the devices of each, by name
     left_alone  why each of the other operators and functions is not served, by name

@@ -236,7 +236,7 @@ def forward(
     (nf4/torch/peft/layers.py)."""
     Params4bit, ours = bitsandbytes.nn.Params4bit, bitsandbytes.matmul_4bit
     QuantState = bitsandbytes.functional.QuantState
-    rounds = bitsandbytes.functional.has_avx512bf16()  # that of nn.modules is replaced
+    rounds = bitsandbytes.functional.has_avx512bf16()  # the replaced one is in nn.modules
 
     def in_bf16(self: Any, x: Tensor) -> bool:  # on the CPU
         if not rounds or given_back or bitsandbytes.matmul_4bit is not ours:

@@ -71,7 +71,7 @@ _many_rows: dict[int, bool] = {}
 @_private.constant_in_traces
 def _fuses_many_rows(index: int) -> bool:
     known = _many_rows.get(index)
-    if known is not None or torch.compiler.is_dynamo_compiling():  # as in _usable_gpu
+    if known is not None or torch.compiler.is_dynamo_compiling():  # like _usable_gpu
         return bool(known)
     _many_rows[index] = found = nf4_paths.fused_rows("nf4", index) is None
     return found

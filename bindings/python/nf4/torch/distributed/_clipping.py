@@ -29,7 +29,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, mesh: DeviceMesh) -> Tens
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
     if mesh.ndim != 1:
-        raise InvalidArgument(f"mesh has {mesh.ndim} dimensions; expected the one of the styles")
+        raise InvalidArgument(f"mesh has {mesh.ndim} dimensions; expected one, as for the styles")
     cut = {id(each) for each in _cut_parameters(model)}
     grads = [(each.grad, id(each) in cut) for each in model.parameters() if each.grad is not None]
     squares = torch.zeros(2, dtype=torch.float64, device=_device(mesh))  # whole ones, parts
@@ -37,7 +37,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, mesh: DeviceMesh) -> Tens
         squares[int(is_part)] += _norm(grad).to(squares).square()
     torch.distributed.all_reduce(squares[1], group=mesh.get_group())
     norm = squares.sum().sqrt().float()
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch has it
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # torch does the same
     for grad, _ in grads:
         local = grad.to_local() if isinstance(grad, DTensor) else grad
         local.mul_(scale.to(local.device))

@@ -35,7 +35,7 @@ def gather_by_copy_engines(model: nn.Module, mesh: DeviceMesh) -> None:
         raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
     sharded = [each for each in model.modules() if isinstance(each, FSDPModule)]
     if not sharded:
-        raise InvalidArgument("model has no module that is sharded; expected fully_shard before")
+        raise InvalidArgument("model has no module that is sharded; expected fully_shard first")
     if mesh.ndim != 1 or mesh.device_type != "cuda":
         raise InvalidArgument(
             f"mesh is {mesh}; expected the one of GPUs and one dimension that fully_shard was given"

@@ -44,8 +44,8 @@ def named_by_cut(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
         name = in_state_dict(str(key)).removeprefix(prefix)
         if name.partition(".")[0] not in own:
             raise InvalidArgument(
-                f"state has {shown(key)}, which is no name of the model; expected its state_dict, "
-                f"or what get_optimizer_state_dict makes"
+                f"state has {shown(key)}, which is not a name in the model; expected its "
+                f"state_dict, or what get_optimizer_state_dict makes"
             )
         cut = next((cut for layer, cut in cuts.items() if name.startswith(layer)), "")
         return f"{key}{cut}" if cut else key

@@ -57,7 +57,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Cut:
-    """What is read for a cut of a weight, and the new weight's shape.
+    """The reads for a cut of a weight, and the new weight's shape.
 
     reads    what is read of each part, by name; None: all. Parts that the weight lacks have no
              entry
@@ -83,7 +83,7 @@ def checked(
     if len(shape) != 2:
         raise InvalidArgument(f"weight is of shape {shape}; expected two dimensions")
     if dim not in (0, 1):
-        raise InvalidArgument(f"dim is {dim}; expected 0, of rows, or 1, of columns")
+        raise InvalidArgument(f"dim is {dim}; expected 0 for rows or 1 for columns")
     found = tuple((int(begin), int(end)) for begin, end in ranges)
     if not found or any(not 0 <= begin < end <= shape[dim] for begin, end in found):
         raise InvalidArgument(

@@ -135,7 +135,7 @@ def _int4_cut(of: CutOf, weight: Int4Weight, checkpoint: Checkpoint) -> Int4Cut:
 
 
 def _not_standard(weight: Weight) -> FormatError:
-    reason = f"its quant_map is not the table of {weight.format}; no other is computed with"
+    reason = f"its quant_map is not the table of {weight.format}; no other can be used"
     return FormatError(weight.path, reason, weight.name)
 
 

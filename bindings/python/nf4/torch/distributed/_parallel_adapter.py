@@ -46,7 +46,7 @@ def require_served(module: nn.Module) -> None:
             )
         if a.weight.is_meta or b.weight.is_meta:
             raise InvalidArgument(
-                f"adapter {name!r} of {kind_of(module)} is on meta; expected it with its values "
+                f"adapter {name!r} of {kind_of(module)} is on meta; expected it to have values "
                 f"before its layer is cut: to_empty of lora_A and lora_B, then "
                 f"reset_lora_parameters({name!r}, True)"
             )
@@ -123,7 +123,7 @@ def _require_summed(dim: int, module: nn.Module, _args: Any) -> None:
     for name, half in (module.lora_A if dim == 0 else module.lora_B).items():
         if half.weight.requires_grad and not hasattr(half.weight, "nf4_summed"):
             raise InvalidArgument(
-                f"adapter {name!r} has a weight that it had not when its layer was cut, or that "
-                f"was frozen then, so that its gradient would not be summed over the ranks; "
-                f"expected adapters to be added before, and no fully_shard of their layers"
+                f"adapter {name!r} has a weight that was added after its layer was cut, or was "
+                f"frozen then, so that its gradient would not be summed over the ranks; expected "
+                f"adapters to be added before, and no fully_shard of their layers"
             )

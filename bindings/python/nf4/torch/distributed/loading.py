@@ -130,7 +130,7 @@ def _require_sources(
         if isinstance(source, str):
             if own.is_meta and id(own) not in begun:
                 raise InvalidArgument(
-                    f"{name} is on meta, and {source} is in no checkpoint; expected it with its "
+                    f"{name} is on meta, and {source} is in no checkpoint; expected a tensor with "
                     f"values"
                 )
         elif id(source) not in filled:

@@ -36,7 +36,9 @@ def torch_device(device: torch.device | str | int | None) -> torch.device | None
         return torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         why = str(error).splitlines()[0]
-        raise InvalidArgument(f"device is {shown(device)}; expected one of torch: {why}") from None
+        raise InvalidArgument(
+            f"device is {shown(device)}; expected a torch device: {why}"
+        ) from None
 
 
 def new_bias(
@@ -204,8 +206,8 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
     _place: int | None = None
     _group: dict[Any, Any] | None = None
     _member: Member | None = None
-    # What a style of nf4.torch.distributed has cut. 0: rows. 1: columns; products are summed over
-    # the ranks before the bias is added.
+    # The dimension that a style of nf4.torch.distributed has cut. 0: rows. 1: columns; products are
+    # summed over the ranks before the bias is added.
     tensor_parallel: int | None = None
 
     @property

@@ -97,7 +97,9 @@ class FrozenPart(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func not in _STRUCTURE:
-            raise NotImplementedError(f"{func} of a part of a quantized weight, which is not dense")
+            raise NotImplementedError(
+                f"{func} is called on a part of a quantized weight, which is not dense"
+            )
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "dtype"}
         mapped = _private.tree_map
         made = func(*mapped(_stored, args), **mapped(_stored, kwargs))

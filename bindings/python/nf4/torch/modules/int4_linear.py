@@ -340,7 +340,7 @@ class Int4Linear(QuantizedLinear):
             plain = _int4_columns.plain_g_idx(self.spec, index.device)
             if not torch.equal(index.to(plain.dtype), plain):
                 raise InvalidArgument(
-                    f"{keys['g_idx']} is of act order; expected none, as the layer that is sharded"
+                    f"{keys['g_idx']} has act order, but the sharded layer has none"
                 )
         self._load_parts({keys.get(name, name): part for name, part in parts.items()}, assign)
 

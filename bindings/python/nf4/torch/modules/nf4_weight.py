@@ -145,7 +145,7 @@ class NF4Weight(QuantizedModule):
         self._take_weight(dataclasses.replace(made, dtype=self.dtype_before))
 
     def parts(self) -> WeightParts:
-        # As in QuantizedLinear.bias_in, this is the fastest way to the layer's current tensors.
+        # This is the fastest way to the layer's current tensors, like QuantizedLinear.bias_in.
         made = self.plain_parts(self._parameters, self._buffers, self.spec)
         return self._prepared_parts() if made is None else made
 

@@ -63,8 +63,8 @@ def _leave(group: dict[Any, Any], place: int, _: Any) -> None:
 
 
 class Member(nn.Module):
-    """What a trace knows of a layer of a group. It is a module because torch.compile compares
-    modules by identity, and their contents by the versions of dicts."""
+    """The facts that a trace reads of a layer of a group. It is a module because torch.compile
+    compares modules by identity, and their contents by the versions of dicts."""
 
     def __init__(self, layer: QuantizedLinear) -> None:
         super().__init__()

@@ -166,7 +166,7 @@ def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
     y = adapted.linear(x.to(dtype) if casts else x, bias, weight, adapter, multiply)
     if y is None or not casts or type(base) in _OURS:
         return y
-    return y.to(x.dtype)  # as a Linear4bit does
+    return y.to(x.dtype)  # a Linear4bit does the same
 
 
 def forward(original: Callable[..., Tensor], served: type) -> Callable[..., Tensor]:
