@@ -82,7 +82,7 @@ class PackedWords(Tensor):
     @classmethod
     def of(cls, words: Tensor) -> PackedWords:
         view = words.contiguous().view(torch.uint8).as_subclass(cls)
-        vars(view).update(vars(words))  # transformers marks loaded parameters with it
+        vars(view).update(vars(words))  # transformers' marks of loaded parameters
         return view
 
     __torch_function__ = classmethod(_called)
