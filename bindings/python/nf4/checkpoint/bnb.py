@@ -130,8 +130,8 @@ class BnbWeight(Weight):
         return None if np.array_equal(table, standard) else table.astype(np.float32)
 
     def load(self, checkpoint: Checkpoint) -> QuantizedTensor:
-        """Read it. A quant_map other than the format's codebook becomes the tensor's codebook:
-        the file's values decide."""
+        """Reads the weight. A quant_map other than the format's codebook becomes the tensor's
+        codebook: the file's values decide."""
 
         def floats(part: str) -> np.ndarray:
             return checkpoint.read(self.parts[part].name).view(np.float32)
@@ -252,7 +252,7 @@ def _weight(
 
 
 def survey(checkpoint: Checkpoint) -> Survey:
-    """Find the 4-bit weights of a checkpoint. Reads only the quant_states."""
+    """Finds the 4-bit weights of a checkpoint. Reads only the quant_states."""
     states: dict[str, list[str]] = {}
     for name in checkpoint.owner:
         base, mark, _ = name.rpartition(STATE_MARK)

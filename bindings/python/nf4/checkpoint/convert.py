@@ -100,7 +100,7 @@ def quantize_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Quantize a dense checkpoint to 4 bits.
+    """Quantizes a dense checkpoint to 4 bits.
 
     source and destination are both .safetensors files or both directories. Weights that are already
     4-bit and tensors that stay dense are copied bit for bit. replace: the destination may exist.
@@ -230,7 +230,7 @@ def dequantize_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Dequantize the 4-bit weights of a checkpoint.
+    """Dequantizes the 4-bit weights of a checkpoint.
 
     dtype: "fp32", "fp16" or "bf16"; None: the dtype that each weight had. Dense tensors are copied
     bit for bit. threads: CPU threads; 0: all. source, destination, replace and progress: as in

@@ -144,7 +144,7 @@ class Int4Weight(Weight):
         return None if np.array_equal(found, np.arange(self.shape[1]) // size) else found
 
     def codes(self, checkpoint: Checkpoint) -> np.ndarray:
-        """uint8 [rows, cols]."""
+        """Returns the codes, uint8 [rows, cols]."""
         return self.state.layout.codes(self.words(checkpoint), self.shape)
 
     def load(self, checkpoint: Checkpoint) -> Int4Tensor:

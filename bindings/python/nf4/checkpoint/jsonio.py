@@ -1,4 +1,4 @@
-"""JSON files, parsed strictly (unlike Python's json) and within bounds."""
+"""Parses JSON files strictly (unlike Python's json) and within bounds."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Weight(abc.ABC):
 
     @abc.abstractmethod
     def load(self, checkpoint: Checkpoint) -> QuantizedTensor | Int4Tensor:
-        """Read it."""
+        """Reads the weight."""
 
     @property
     def elements(self) -> int:
@@ -58,7 +58,7 @@ class Weight(abc.ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file, all parts included."""
+        """The weight's bytes in the file, with all parts."""
         return sum(info.nbytes for info in self.parts.values())
 
 

@@ -1,5 +1,5 @@
-"""The codes of a layer as its attribute `weight`: PackedCodes of NF4Linear and NF4Experts,
-PackedWords of Int4Linear.
+"""The classes of a layer's codes in its attribute `weight`: PackedCodes in NF4Linear and
+NF4Experts, PackedWords in Int4Linear.
 
 Codes have another shape than the weight. torch's C++ fast paths, such as that of
 TransformerEncoderLayer, and code that multiplies by a layer's `weight` itself would take them for a

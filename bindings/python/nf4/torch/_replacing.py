@@ -46,6 +46,6 @@ def is_known(function: Any, digests: Sequence[str]) -> bool:
     try:
         # Given the function, getsource would follow __wrapped__ past somebody's decorator.
         source = inspect.getsource(function.__code__)
-    except (OSError, AttributeError):  # no source beside it, or no function
+    except (OSError, AttributeError):  # there is no source, or it is not a function
         return False
     return hashlib.sha256(source.encode()).hexdigest()[:16] in digests

@@ -145,12 +145,12 @@ class WeightParts(NamedTuple):
         return self._replace(**narrow) if narrow else self
 
     def arguments(self) -> tuple[Any, ...]:
-        """The ten of a public operator."""
+        """Returns the ten arguments of a public operator."""
         spec = self.spec
         return *self[:6], list(spec.shape), spec.format, spec.blocksize, spec.nested_blocksize
 
     def numbers(self) -> tuple[Any, ...]:
-        """The eleven of a compiled graph's operator."""
+        """Returns the eleven arguments of an operator in a compiled graph."""
         return *self[:6], *self.spec[:5]
 
     def named(self) -> dict[str, Tensor | None]:

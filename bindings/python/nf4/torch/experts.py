@@ -83,7 +83,7 @@ def save_as_stacks(model: Any) -> None:
     names = [name for name, each in model.named_modules() if isinstance(each, NF4Experts)]
     conversions = getattr(model, "_weight_conversions", None)
     if "dense_conversions" not in vars(model):
-        model.dense_conversions = conversions  # for make_dense
+        model.dense_conversions = conversions  # make_dense reads it
     if conversions is None:  # save_pretrained does the same
         conversions = get_model_conversion_mapping(model, add_legacy=False)
         prefixes = getattr(core_model_loading, "PrefixChange", ())  # an older one has none

@@ -89,7 +89,7 @@ def _take(layer: Any, read: nf4.Weight[Tensor]) -> None:
             parts = {part.name: getattr(read, part.name) for part in read.parts()}
             layer._load_weight(parts, assign=False)
             return
-        offset = read.nested_offset  # in a layer's shapes
+        offset = read.nested_offset  # the shapes that a layer has
         shaped = {} if offset is None else {"nested_offset": offset.reshape(())}
         packed = read.packed.reshape(-1, 1)
         layer._load_weight(dataclasses.replace(read, packed=packed, **shaped), assign=False)
