@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"packing_format": None, "backend": "auto_round:exllamav2"},
         "backend 'auto_round:exllamav2' is not read",
     ),
-    "other bits": ({"bits": 2}, "bits is 2; only 4-bit weights are read"),
+    "other bits": ({"bits": 2}, "bits is 2; weights of 4 bits are read"),
     "other bits of a layer": (
         {"extra_config": {"a": {"bits": 8}}}, "extra_config 'a': bits is 8; weights of 4 bits"
     ),

@@ -30,7 +30,7 @@ def _group(config: dict[str, Any], **weights: Any) -> dict[str, Any]:
 
 # Layout, what config.json has instead, what is said of it.
 REFUSED: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] = {
-    "gptq: 8 bits": ("gptq", lambda c: c | {"bits": 8}, "bits is 8; only 4-bit weights are read"),
+    "gptq: 8 bits": ("gptq", lambda c: c | {"bits": 8}, "bits is 8; weights of 4 bits are read"),
     "gptq: bits as text": ("gptq", lambda c: c | {"bits": "4"}, "bits is '4'"),
     "gptq: no bits": ("gptq", lambda c: _without(c, "bits"), "bits is None"),
     "gptq: marlin": (

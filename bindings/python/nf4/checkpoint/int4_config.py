@@ -48,7 +48,7 @@ class Settings:
 
 def _bits(value: object, key: str) -> None:
     if type(value) is not int or value != 4:
-        raise ValueError(f"{key} is {value!r}; only 4-bit weights are read")
+        raise ValueError(f"{key} is {value!r}; weights of 4 bits are read")
 
 
 def _size(value: object, key: str) -> tuple[int, ...]:
