@@ -214,7 +214,11 @@ BROKEN: dict[str, tuple[Case, Callable[[Tensors], None], str]] = {
         _add("weight_packed", _INT32),
         "it has weight_packed, but config.json says gptq",
     ),
-    "awq: g_idx": (AWQ, _add("g_idx", np.zeros(64, np.int32)), "it has g_idx, which awq has not"),
+    "awq: g_idx": (
+        AWQ,
+        _add("g_idx", np.zeros(64, np.int32)),
+        "it has g_idx, which awq does not support",
+    ),
     "awq: no qzeros": (AWQ, _drop("qzeros"), "its qzeros is missing"),
     "awq: qweight of gptq": (AWQ, _set("qweight", lambda a: a.reshape(8, 16)), "the group size 32"),
     "no weight_shape": (COMPRESSED, _drop("weight_shape"), "its weight_shape is missing"),

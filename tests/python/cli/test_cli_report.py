@@ -296,7 +296,7 @@ def test_doctor_shows_a_gpu(monkeypatch, capsys):
         {**doctor._gpus(device(0))[0], "timed": False, "fused_rows": {"nf4": 0, "int4": 16}}
     )
     assert "NF4 and FP4 by dequantize and a dense product; integers" in presumed[-2]
-    assert presumed[-1].endswith("presumed, as nobody has timed libnf4 on GPUs of this kind")
+    assert presumed[-1].endswith("presumed, because libnf4 has not been timed on GPUs of this kind")
     needed = "not used: no kernel for sm_35; libnf4 needs compute capability 7.5 (Turing) or later"
     assert text.splitlines().count(f"           {needed}") == 1  # the CPU's are not used
     assert "GPU memory by sm90" in text.splitlines()[-1]

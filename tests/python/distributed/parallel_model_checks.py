@@ -341,7 +341,7 @@ def check_names_in_checkpoints(rank, world):
             named = named_by_cut(each, state)
             assert all(key.endswith("]") for key in named.get("state", named))
     for state in (plain.state_dict(), inner.state_dict(), optimizer.state_dict()):
-        with pytest.raises(nf4.InvalidArgument, match="which is no name of the model"):
+        with pytest.raises(nf4.InvalidArgument, match="which is not a name in the model"):
             named_by_cut(model, state)
 
 

@@ -18,6 +18,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from experts_cases import MODELS, SIZES, TOKENS, dense_twin, qwen3  # noqa: E402
 from nf4.torch import NF4Experts, _fast, quantize_model  # noqa: E402
+from nf4.torch._replacing_layers import is_in_4_bits  # noqa: E402
 from nf4.torch.distributed._prepare import prepare_layers  # noqa: E402
 from nf4.torch.experts import _routing  # noqa: E402
 
@@ -176,7 +177,7 @@ def test_what_is_refused_changes_nothing(break_it, options, message):
         break_it(model)
     with pytest.raises(nf4.InvalidArgument, match=message):
         quantize_model(model, experts=True, **options)
-    assert not any(map(nf4.torch.conversion.is_in_4_bits, model.modules()))
+    assert not any(map(is_in_4_bits, model.modules()))
     assert stacks_of(model) == []
 
 
@@ -192,7 +193,7 @@ def test_experts_that_begin_within_a_block_are_named():
 
 def test_a_model_without_experts_is_refused():
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
-    with pytest.raises(nf4.InvalidArgument, match="experts is True, and the model has none"):
+    with pytest.raises(nf4.InvalidArgument, match="experts is True, but the model has no experts"):
         quantize_model(model, experts=True)
 
 

@@ -144,7 +144,7 @@ def one_stack(made):
         (dense_one, f"as integers, {ONE} is missing"),
         (other_groups, f"'{ONE}': its group_size is not that of {FIRST}"),
         (other_scales, f"'{ONE}': its dtype of scales is not that of {FIRST}"),
-        (act_order, f"'{ONE}': it has act order, which experts are not read with"),
+        (act_order, f"'{ONE}': it has act order, which is not supported for experts"),
         (outputs, f"'{FIRST}': it has 60 outputs; expected a multiple of 8, to join it"),
         (one_stack, f"{LAYER}.down_proj, which is computed with it, is not of integers"),
     ],
@@ -169,7 +169,7 @@ def test_peft_has_no_adapters_for_these(tmp_path):
 def test_what_stacks_are_not_made_of(tmp_path):
     """empty_model has a layer for each weight, and gpt-oss's stacks are transposed."""
     integers(tmp_path, qwen3(), "gptq")
-    with pytest.raises(FormatError, match="experts of integers are loaded by nf4.torch.load"):
+    with pytest.raises(FormatError, match="only nf4.torch.load loads experts of integers"):
         empty_model(tmp_path / "made")
     model = gpt_oss()
     made = {f"{LAYER}.{n}.down_proj.weight": torch.zeros(64, 96) for n in range(4)}

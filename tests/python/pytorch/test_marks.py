@@ -20,6 +20,7 @@ import peft  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from nf4.torch import quantize_model  # noqa: E402
+from nf4.torch._replacing_layers import is_in_4_bits  # noqa: E402
 from transformers.integrations.flash_attention import get_target_dtype  # noqa: E402
 
 TOKENS = torch.arange(14).view(2, 7)
@@ -139,7 +140,7 @@ def test_dequantize_of_transformers_is_to_dense(tmp_path, name):
         expected = model(TOKENS).logits
         model.dequantize()
         assert torch_cases.error(model(TOKENS).logits, expected) < 1e-5
-    assert not any(map(nf4.torch.conversion.is_in_4_bits, model.modules()))
+    assert not any(map(is_in_4_bits, model.modules()))
     for mark in ("quantization_method", "hf_quantizer"):
         assert not hasattr(model, mark)
     assert not model.is_quantized and not model.is_loaded_in_4bit

@@ -117,9 +117,11 @@ def test_integers_of_any_layout():
 
 def test_no_gradient():
     weight = weight_of(made())
-    with pytest.raises(InvalidArgument, match="the weight of NF4Linear.*expected it frozen"):
+    with pytest.raises(
+        InvalidArgument, match="the weight of NF4Linear.*expected it to stay frozen"
+    ):
         weight.requires_grad = True
-    with pytest.raises(InvalidArgument, match="expected it frozen"):
+    with pytest.raises(InvalidArgument, match="expected it to stay frozen"):
         nn.Parameter(weight)
     weight.requires_grad = False
     assert not weight.requires_grad

@@ -39,6 +39,20 @@ def test_the_core_imports_no_torch(tmp_path):
     assert (result.stdout, result.returncode) == ("4\n", 0), result.stderr
 
 
+@pytest.mark.interop
+def test_nf4_torch_imports_nothing_that_takes_seconds():
+    pytest.importorskip("torch")
+    code = """if True:
+        import sys, torch
+        before = {*sys.modules}
+        import nf4.torch
+        slow = {"transformers", "peft", "torch.distributed.tensor", "torch._dynamo"}
+        print(slow & ({*sys.modules} - before))
+    """
+    result = run(code)
+    assert (result.stdout, result.returncode) == ("set()\n", 0), result.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

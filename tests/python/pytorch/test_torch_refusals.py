@@ -181,8 +181,8 @@ ARGUMENTS = {
     "compute_dtype is 'int8'; expected": lambda: LAYER(64, 3, compute_dtype="int8"),
     "dtype is torch.float64; expected": lambda: LAYER(64, 3, dtype=torch.float64),
     "dtype is 3; expected": lambda: LAYER(64, 3, dtype=3),
-    "device is 'gpu'; expected one of torch: ": lambda: LAYER(64, 3, device="gpu"),
-    "device is 1.5; expected one of torch: ": lambda: LAYER(64, 3, device=1.5),
+    "device is 'gpu'; expected a torch device: ": lambda: LAYER(64, 3, device="gpu"),
+    "device is 1.5; expected a torch device: ": lambda: LAYER(64, 3, device=1.5),
     "linear.weight is of torch.int64; expected float32": lambda: LAYER.from_linear(
         linear_of(INTEGERS)
     ),

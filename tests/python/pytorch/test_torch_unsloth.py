@@ -165,5 +165,5 @@ def test_what_unsloth_still_multiplies(with_lora):
 
 
 def test_without_unsloth_there_is_nothing_to_patch():
-    with pytest.raises(nf4.InvalidArgument, match="expected that unsloth is imported first"):
+    with pytest.raises(nf4.InvalidArgument, match="expected `import unsloth` before this call"):
         nf4.torch.patch_unsloth()

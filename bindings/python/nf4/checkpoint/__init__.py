@@ -1,5 +1,5 @@
-"""Checkpoints: safetensors files with 4-bit weights of bitsandbytes, GPTQ, AWQ or
-compressed-tensors, read, checked and written.
+"""Reads, checks and writes checkpoints: safetensors files with 4-bit weights of bitsandbytes, GPTQ,
+AWQ or compressed-tensors.
 
     from nf4.checkpoint import Checkpoint, survey
     with Checkpoint("model/") as checkpoint:
@@ -7,9 +7,9 @@ compressed-tensors, read, checked and written.
             array = nf4.dequantize(weight.load(checkpoint))
 
 quantize_checkpoint, dequantize_checkpoint and convert_checkpoint (between the layouts of integer
-weights) convert files or directories, audit finds faults.
-Whatever breaks a format is a FormatError that names the file, the tensor and the reason. numpy and
-safetensors suffice; torch and transformers, where installed, say which layers become 4-bit.
+weights) convert files or directories. audit finds faults. Anything that breaks a format raises a
+FormatError that names the file, the tensor and the reason. numpy and safetensors suffice. If torch
+and transformers are installed, they decide which layers become 4-bit.
 """
 
 from nf4.checkpoint.audit import ErrorStatistics, Finding, audit, error_statistics

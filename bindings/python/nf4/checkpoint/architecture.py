@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
-import nf4
 from nf4.checkpoint.stacks import Stack, parameter_of
 
 ANSWER_MARK = "nf4-model: "
@@ -29,30 +28,31 @@ _TIME_LIMIT, _CPU_LIMIT = 1200, 240
 _MEMORY_LIMIT = 8 << 30
 _OUTPUT_LIMIT = 256 << 20
 _PROGRAM = os.path.join(os.path.dirname(__file__), "model_process.py")
-# The first transformers with transformers.core_model_loading, which meta_model.py asks.
+# The first version with transformers.core_model_loading, which meta_model.py uses.
 _OLDEST_TRANSFORMERS = 5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 class UnknownModel(Exception):
-    """No model could be asked, and why."""
+    """No model could be built. The message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What transformers does with the tensors of a checkpoint in bitsandbytes' layout.
+    """The way in which transformers handles the tensors of a checkpoint in bitsandbytes' layout.
 
     name              the class and the version of transformers
     reasons           tensor -> why it cannot be loaded as a 4-bit weight; None if it can
     modules           tensor -> the module of the model that it is loaded into
     linear            the modules that transformers replaces by 4-bit layers
-    conv1d            those of them whose dense weight is stored as [in, out]
-    dense_by_default  those that it leaves dense when it quantizes by itself
-    read_by_owners    those of them whose weight is read by the code around them (owners.py)
+    conv1d            the linear modules whose dense weight is stored as [in, out]
+    dense_by_default  the linear modules that transformers leaves dense when it quantizes by itself
+    read_by_owners    the linear modules whose weight is read by the code around them (owners.py)
     stacks            the parameters of experts, by the model's names
-    stack_of          4-bit stack -> which of these it is
-    missing           the parameters that no tensor is loaded into; 4-bit stacks are no tensors here
-    unexpected        the tensors that it has no place for, and does not ignore
+    stack_of          4-bit stack -> its parameter in `stacks`
+    missing           the parameters that no tensor is loaded into; 4-bit stacks do not count as
+                      tensors
+    unexpected        the tensors that the model has no place for and does not ignore
     """
 
     name: str
@@ -69,7 +69,7 @@ class Model:
 
     @classmethod
     def from_answer(cls, name: str, answer: Mapping[str, Any]) -> Model:
-        """The model from what meta_model.LoadPlan.answer gave."""
+        """Makes a Model from the result of meta_model.LoadPlan.answer."""
         sets = ("linear", "conv1d", "dense_by_default", "read_by_owners")
         modules = (frozenset(answer[key]) for key in sets)
         stacks = {full: Stack.from_answer(each) for full, each in answer["stacks"].items()}
@@ -77,15 +77,15 @@ class Model:
         return cls(name, answer["reasons"], answer["modules"], *modules, *rest)
 
     def absent_experts(self) -> list[str]:
-        """Of stacks that are neither in 4 bits nor, as a whole, dense: why not. Where one is in 4
-        bits and the other of its module is not, stack_reason says that."""
+        """Says why stacks that are neither in 4 bits nor completely dense are not. If only one
+        stack of a module is in 4 bits, stack_reason says so."""
         there = set(self.stack_of.values())
         modules = {each.module for name, each in self.stacks.items() if name in there}
         return [each.problem for each in self.stacks.values()
                 if each.problem is not None and each.module not in modules]  # fmt: skip
 
     def stack_reason(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Why a 4-bit stack is not one of the model's, or not loaded; None if it is."""
+        """Says why a 4-bit stack is not one of the model's, or is not loaded; None if it is."""
         stack = self.stacks.get(self.stack_of.get(name, ""))
         if stack is None:
             return "no experts of the model"
@@ -104,11 +104,11 @@ def ask(
     others: Mapping[str, tuple[int, ...]] | None = None,
     weights: Iterable[str] = (),
 ) -> Model:
-    """The model of config.json, asked about matrices: tensor name -> shape as stored. others: the
-    other dense tensors, likewise. weights: the names of 4-bit stacks.
+    """Builds the model of config.json, and asks it about tensors. matrices: tensor name -> shape as
+    stored. others: the same for the other dense tensors. weights: the names of 4-bit stacks.
 
-    UnknownModel if config.json does not name one, if torch or transformers is not installed, if
-    the model needs remote code, cannot be built, or has none of these tensors.
+    Raises UnknownModel if config.json does not name a model, if torch or transformers is not
+    installed, or if the model needs remote code, cannot be built, or has none of these tensors.
     """
     name = _model_name(config)
     _require_packages()
@@ -159,22 +159,23 @@ def _model_name(config: Mapping[str, Any]) -> str:
 
 
 def _import_paths() -> list[str]:
-    """sys.path for the child, without the working directory: that may be the model's folder, with
-    modules of its own. It stays where nf4 itself is imported from it."""
+    """Returns sys.path for the child, without the working directory, which may be the model's
+    folder and contain Python modules. The directory stays if nf4 itself is imported from it."""
     try:
         here = os.path.realpath(os.curdir)
     except FileNotFoundError:  # it was deleted
         return sys.path
-    if os.path.realpath(os.path.join(os.path.dirname(nf4.__file__), os.pardir)) == here:
+    root = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir)
+    if os.path.realpath(root) == here:
         return sys.path
     return [path for path in sys.path if os.path.realpath(path) != here]
 
 
 def _run(request: str, name: str) -> Any:
-    """What meta_model.main answers to a request; UnknownModel if it does not."""
+    """Returns the answer of meta_model.main to a request. Raises UnknownModel if there is none."""
     limits = map(str, (_MEMORY_LIMIT, _CPU_LIMIT, _OUTPUT_LIMIT))
     try:
-        # Files and not pipes, because a file has a size limit.
+        # The output goes to files and not pipes, because a file can have a size limit.
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             status = subprocess.run(
                 [sys.executable, "-I", _PROGRAM, *limits, *_import_paths()],
@@ -196,7 +197,7 @@ def _run(request: str, name: str) -> Any:
 
 
 def _failure(status: int, stderr: IO[bytes]) -> str:
-    """Why the child ended with a status other than 0."""
+    """Says why the child ended with a status other than 0."""
     if status < 0:
         return f"its process was ended by signal {-status} ({signal.strsignal(-status)})"
     stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - 10_000))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-import nf4
+from nf4._dequantize import dequantize
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import Int4Weight
@@ -29,6 +29,8 @@ from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import Stack, dense_of, is_stack, parameter_of
 from nf4.checkpoint.steps import nonfinite
 from nf4.checkpoint.weights import Survey, Weight
+from nf4.info import scale_code
+from nf4.tensor import QuantizedTensor
 
 _PIECE_ELEMENTS = 1 << 20
 
@@ -46,8 +48,8 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What verify finds. survey: the tensors, none if they cannot be parsed. checked_by: what told
-    which layers transformers loads in 4 bits; empty if nothing was asked."""
+    """The result of verify. survey: the tensors; empty if they cannot be parsed. checked_by: what
+    determined the layers that transformers loads in 4 bits; empty if nothing did."""
 
     survey: Survey
     findings: list[Finding]
@@ -66,14 +68,14 @@ class ErrorStatistics:
     squared_reference: float
 
 
-def _decoded_scales(weight: nf4.QuantizedTensor) -> np.ndarray:
+def _decoded_scales(weight: QuantizedTensor) -> np.ndarray:
     """float32 [blocks], as the kernels compute them (nf4.h, THE ARITHMETIC)."""
     outer = np.repeat(weight.nested_absmax, weight.nested_blocksize)[: weight.absmax.size]
     with np.errstate(all="ignore"):
         return weight.nested_code[weight.absmax] * outer + weight.nested_offset
 
 
-def value_problems(weight: nf4.QuantizedTensor) -> list[tuple[str, str]]:
+def value_problems(weight: QuantizedTensor) -> list[tuple[str, str]]:
     """(severity, problem) for each fault in the values of a weight."""
     found: list[tuple[str, str]] = []
     if weight.codebook is not None:
@@ -83,7 +85,7 @@ def value_problems(weight: nf4.QuantizedTensor) -> list[tuple[str, str]]:
     found += scale_problems(weight.nested_absmax, "nested_absmax")
     if not np.isfinite(weight.nested_code).all():
         found.append(("fault", "nested_quant_map: not finite"))
-    elif not np.array_equal(weight.nested_code, nf4.scale_code()):
+    elif not np.array_equal(weight.nested_code, scale_code()):
         found.append(("warning", "nested_quant_map: not the one of bitsandbytes"))
     if all(severity == "warning" for severity, _ in found):
         # Rounding in the second quantization can take a block of zeros slightly below 0.
@@ -118,18 +120,18 @@ def _faults_in(findings: list[Finding]) -> Iterator[None]:
 
 
 def audit(path: str) -> tuple[Survey, list[Finding]]:
-    """All faults of a checkpoint, and its tensors (none if it cannot be parsed). OSError if it
-    cannot be read.
+    """Returns all faults of a checkpoint, and its tensors (none if it cannot be parsed). Raises
+    OSError if it cannot be read.
 
-    Where torch and transformers are installed, a process of its own may build the model that
-    config.json names, without weights: that takes seconds.
+    If torch and transformers are installed, a child process may build the model that config.json
+    names, without weights. This takes seconds.
     """
     report = audit_report(path)
     return report.survey, report.findings
 
 
 def audit_report(path: str) -> Report:
-    """What audit gives, and on what it rests."""
+    """Like audit. The report also says what determined the layers."""
     faults: list[FormatError] = []
     checked_by = ""
     try:
@@ -178,11 +180,12 @@ def _dense_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
 
 
 def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding], str]:
-    """4-bit weights that transformers does not load, and dense ones in place of which it expects
-    4-bit ones; and Report.checked_by. Faults by the modules of the model, warnings by names."""
+    """Finds 4-bit weights that transformers does not load, and dense weights where it expects 4-bit
+    ones. Also returns Report.checked_by. Findings are faults if they follow from the model's
+    modules, and warnings if only from names."""
     said = quantization(checkpoint)
     if not found.weights or said is None or integer_settings(checkpoint):
-        # What loads integer weights is not transformers alone, and is not asked.
+        # Other libraries than transformers load integer weights too. None is asked.
         return [], ""
     rules, checked_by = choose_rules(checkpoint.config, found)
     severity = "warning" if rules.model is None else "fault"
@@ -211,7 +214,7 @@ def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding
 def _dense_reference(
     weight: Weight, dense: Checkpoint, types: frozenset[str], stacks: Mapping[str, Stack]
 ) -> np.ndarray:
-    """The dense weight of a 4-bit one, [outputs, inputs], in its own dtype."""
+    """Returns the dense weight of a 4-bit one, [outputs, inputs], in its own dtype."""
     name = weight.name
     if is_stack(weight):
         array = dense_of(weight, dense, stacks)
@@ -237,8 +240,8 @@ def _dense_reference(
 def stacks_by_name(
     weights: Iterable[Weight], checkpoint: Checkpoint, dense: Checkpoint
 ) -> dict[str, Stack]:
-    """The stacks of experts of a dense checkpoint, if a 4-bit weight is compared with one.
-    FormatError where no model tells which these are, and in which order."""
+    """Returns the stacks of experts of a dense checkpoint, if a 4-bit weight is compared with one.
+    Raises FormatError if no model says which these are, and in which order."""
     compared = [each.name for each in weights if is_stack(each) and each.name not in dense]
     if not compared:
         return {}
@@ -257,13 +260,14 @@ def error_statistics(
     threads: int = 0,
     stacks: Mapping[str, Stack] | None = None,
 ) -> ErrorStatistics:
-    """The error of a 4-bit weight against the dense one, summed in float64. threads: CPU threads;
-    0: all. stacks: as of stacks_by_name. FormatError if the dense checkpoint has no such weight."""
+    """Returns the error of a 4-bit weight against the dense one, summed in float64. threads: CPU
+    threads; 0: all. stacks: from stacks_by_name. Raises FormatError if the dense checkpoint has no
+    such weight."""
     # A dense file has no configuration beside it; the 4-bit checkpoint is of the same model.
     types = model_types(dense.config) or model_types(checkpoint.config)
     reference = _dense_reference(weight, dense, types, stacks or {})
     reference = np.ascontiguousarray(reference).reshape(-1)
-    values = nf4.dequantize(weight.load(checkpoint), "fp32", threads=threads).reshape(-1)
+    values = dequantize(weight.load(checkpoint), "fp32", threads=threads).reshape(-1)
     squared_error = squared_reference = max_abs = 0.0
     for start in range(0, values.size, _PIECE_ELEMENTS):
         piece = slice(start, start + _PIECE_ELEMENTS)

@@ -1,9 +1,9 @@
-"""bitsandbytes' 4-bit layout in a checkpoint: finds, checks and reads its weights, and says which
-tensors a new one takes.
+"""bitsandbytes' 4-bit layout in a checkpoint: finds, checks and reads weights, and plans the
+tensors of new ones.
 
-A weight P in 4 bits is several tensors: `P` (packed bytes, perhaps viewed as a float type),
-`P.absmax`, `P.quant_map`, with double quantization `P.nested_absmax` and
-`P.nested_quant_map`, and `P.quant_state.bitsandbytes__nf4` (or `__fp4`): JSON as bytes.
+A 4-bit weight P consists of several tensors: `P` (packed bytes, perhaps viewed as a float type),
+`P.absmax`, `P.quant_map`, with double quantization also `P.nested_absmax` and `P.nested_quant_map`,
+and `P.quant_state.bitsandbytes__nf4` (or `__fp4`), which is JSON as bytes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 
-import nf4
+from nf4._quantize import quantize
 from nf4.checkpoint.dtypes import BITS, NF4_TO_TORCH, NUMPY, STORAGE, STORAGE_NAMES, TORCH_TO_NF4
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import MAX_RANK, TensorInfo, TensorSpec
 from nf4.checkpoint.jsonio import is_count, parse_object
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
+from nf4.info import codebook
+from nf4.tensor import QuantizedTensor
 
 FORMATS = ("nf4", "fp4")
 NESTED_BLOCKSIZE = 256
@@ -29,7 +31,7 @@ STATE_MARK = ".quant_state.bitsandbytes__"
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 # bitsandbytes makes quant_map in torch's default dtype, and never reads it.
 _TABLE_DTYPES = ("F32", "F16", "BF16", "F64")
-# bitsandbytes' own take about 180 bytes.
+# bitsandbytes' own quant_states have about 180 bytes.
 _MAX_STATE_BYTES = 65536
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -59,7 +61,7 @@ class State:
         return (self.elements + 1) // 2
 
     def tables(self) -> dict[str, tuple[str, int]]:
-        """The parts besides packed bytes and quant_state: name -> (dtype, elements)."""
+        """Returns the parts other than packed bytes and quant_state: name -> (dtype, elements)."""
         if not self.nested_blocksize:
             return {"absmax": ("F32", self.blocks), "quant_map": ("F32", 16)}
         return {
@@ -70,8 +72,8 @@ class State:
         }
 
     def to_json(self) -> bytes:
-        """As bitsandbytes writes it, padded with spaces to a length that does not depend on
-        nested_offset, so that a file's layout is known before its data."""
+        """Returns the JSON as bitsandbytes writes it, padded with spaces to a length that does not
+        depend on nested_offset, so that a file's layout is known before its data."""
         fields: dict[str, Any] = {
             "quant_type": self.format,
             "blocksize": self.blocksize,
@@ -109,7 +111,7 @@ class BnbWeight(Weight):
 
     @property
     def storage(self) -> str:
-        """The dtype that the packed bytes are viewed as, by torch's name."""
+        """The dtype as which the packed bytes are viewed, by torch's name."""
         return STORAGE_NAMES[self.packed.dtype]
 
     def describe(self) -> dict[str, Any]:
@@ -120,21 +122,22 @@ class BnbWeight(Weight):
         }
 
     def own_codebook(self, checkpoint: Checkpoint) -> np.ndarray | None:
-        """quant_map as float32; None if it is the format's codebook in its own dtype."""
+        """Returns quant_map as float32; None if it is the format's codebook in quant_map's
+        dtype."""
         info = self.parts["quant_map"]
         table = checkpoint.read(info.name).view(NUMPY[info.dtype])
-        standard = nf4.codebook(self.state.format).astype(table.dtype)
+        standard = codebook(self.state.format).astype(table.dtype)
         return None if np.array_equal(table, standard) else table.astype(np.float32)
 
-    def load(self, checkpoint: Checkpoint) -> nf4.QuantizedTensor:
-        """Read it. A quant_map other than the format's codebook becomes the tensor's codebook:
-        the file's values decide."""
+    def load(self, checkpoint: Checkpoint) -> QuantizedTensor:
+        """Reads the weight. A quant_map other than the format's codebook becomes the tensor's
+        codebook: the file's values decide."""
 
         def floats(part: str) -> np.ndarray:
             return checkpoint.read(self.parts[part].name).view(np.float32)
 
         state, nested = self.state, self.state.nested_blocksize != 0
-        return nf4.QuantizedTensor(
+        return QuantizedTensor(
             packed=checkpoint.read(self.name),
             absmax=checkpoint.read(self.parts["absmax"].name) if nested else floats("absmax"),
             nested_absmax=floats("nested_absmax") if nested else None,
@@ -154,7 +157,7 @@ def _power_of_two(value: object, low: int, high: int) -> bool:
 
 
 def parse_state(fields: dict[str, Any], format: str) -> State:
-    """A State from quant_state's JSON; ValueError naming the field that is wrong."""
+    """Returns a State from quant_state's JSON. Raises ValueError naming a wrong field."""
     if fields.get("quant_type") != format:
         raise ValueError(f"quant_type {fields.get('quant_type')!r} under a key for {format!r}")
     if not _power_of_two(fields.get("blocksize"), 32, 4096):
@@ -187,7 +190,7 @@ def parse_state(fields: dict[str, Any], format: str) -> State:
 
 
 def _part_problems(state: State, parts: dict[str, TensorInfo]) -> list[str]:
-    """How the tensors of a weight contradict its quant_state."""
+    """Lists how the tensors of a weight contradict its quant_state."""
     expected = state.tables()
     problems = []
     for part, (dtype, elements) in expected.items():
@@ -219,7 +222,7 @@ def _part_problems(state: State, parts: dict[str, TensorInfo]) -> list[str]:
 def _weight(
     checkpoint: Checkpoint, name: str, keys: list[str]
 ) -> tuple[BnbWeight | None, list[str]]:
-    """The 4-bit weight `name`, whose quant_state tensors are `keys`, or what is wrong."""
+    """Returns the 4-bit weight `name`, whose quant_state tensors are `keys`, or what is wrong."""
     if len(keys) > 1:
         return None, [f"it has {len(keys)} quant_states"]
     if name not in checkpoint:
@@ -249,7 +252,7 @@ def _weight(
 
 
 def survey(checkpoint: Checkpoint) -> Survey:
-    """Find the 4-bit weights of a checkpoint. Reads only the quant_states."""
+    """Finds the 4-bit weights of a checkpoint. Reads only the quant_states."""
     states: dict[str, list[str]] = {}
     for name in checkpoint.owner:
         base, mark, _ = name.rpartition(STATE_MARK)
@@ -277,15 +280,15 @@ def survey(checkpoint: Checkpoint) -> Survey:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The tensors of a 4-bit weight to be written. storage: torch's name of the dtype that packed
-    bytes are viewed as."""
+    """The tensors of a 4-bit weight to be written. storage: torch's name of the dtype as which
+    packed bytes are viewed."""
 
     name: str
     state: State
     storage: str = "uint8"
 
     def storage_problem(self) -> str | None:
-        """Why the packed bytes cannot be viewed as `storage`; None if they can."""
+        """Says why the packed bytes cannot be viewed as `storage`; None if they can."""
         itemsize, packed = BITS[STORAGE[self.storage]] // 8, self.state.packed_bytes
         if packed % itemsize:
             return f"{packed} packed bytes cannot be stored as {self.storage} of {itemsize} bytes"
@@ -303,9 +306,9 @@ class Plan:
             ),
         ]
 
-    def quantize(self, array: np.ndarray, threads: int) -> nf4.QuantizedTensor:
+    def quantize(self, array: np.ndarray, threads: int) -> QuantizedTensor:
         state = self.state
-        return nf4.quantize(
+        return quantize(
             array,
             format=state.format,
             blocksize=state.blocksize,
@@ -313,14 +316,15 @@ class Plan:
             threads=threads,
         )
 
-    def parts(self, weight: nf4.QuantizedTensor) -> dict[str, np.ndarray | bytes]:
+    def parts(self, weight: QuantizedTensor) -> dict[str, np.ndarray | bytes]:
         """The data of `specs`: tensor name -> bytes."""
         name, state = self.name, self.state
         data: dict[str, np.ndarray | bytes] = {
             name: weight.packed,
             f"{name}.absmax": weight.absmax,
-            # bitsandbytes writes FP4's code 8 as +0, though its CUDA kernels decode -0, as we do.
-            f"{name}.quant_map": nf4.codebook(state.format) + np.float32(0),
+            # bitsandbytes writes FP4's code 8 as +0, though its CUDA kernels decode it as -0, as we
+            # do.
+            f"{name}.quant_map": codebook(state.format) + np.float32(0),
         }
         if weight.nested:
             offset = float(np.asarray(weight.nested_offset).reshape(-1)[0])

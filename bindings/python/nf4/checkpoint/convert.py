@@ -76,14 +76,14 @@ def _quantized_config(
 
 
 def _require_dense(checkpoint: Checkpoint, weights: Mapping[str, Weight]) -> None:
-    """FormatError if there are 4-bit weights: config.json has room for one kind."""
+    """Raises FormatError if there are 4-bit weights, because config.json has room for one kind."""
     for name, weight in weights.items():
         path = checkpoint.owner[weight.packed.name].path
         raise FormatError(path, f"it is 4-bit already ({weight.format})", name)
 
 
 def _require_no_integers(checkpoint: Checkpoint, found: Survey) -> None:
-    """FormatError if the checkpoint has integer weights, or says so."""
+    """Raises FormatError if the checkpoint has integer weights, or says that it has."""
     integers = {name: each for name, each in found.weights.items() if each.format == "int4"}
     said = quantization(checkpoint)
     if said is not None and integer_settings(checkpoint) is not None:
@@ -100,12 +100,12 @@ def quantize_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Quantize a dense checkpoint to 4 bits.
+    """Quantizes a dense checkpoint to 4 bits.
 
-    source and destination are both .safetensors files or both directories. Weights that are 4-bit
-    already and tensors that stay dense are copied bit for bit. replace: the destination may exist.
-    progress: called with each tensor's name and bytes. Where config.json names a model and
-    transformers is installed, a child process builds it without weights.
+    source and destination are both .safetensors files or both directories. Weights that are already
+    4-bit and tensors that stay dense are copied bit for bit. replace: the destination may exist.
+    progress: called with each tensor's name and bytes. If config.json names a model and
+    transformers is installed, a child process builds the model without weights.
 
     Raises FormatError, OptionError, OutputRefused, OSError and nf4.Error; the destination is then
     unchanged.
@@ -160,10 +160,10 @@ def _steps(
 
 
 def _parameters(checkpoint: Checkpoint, found: Survey) -> tuple[dict[str, bool], list[str]]:
-    """The names of the 4-bit stacks that are a model's parameters, and whether such a parameter is
-    [experts, inputs, outputs]; and warnings."""
+    """Returns the names of the 4-bit stacks that are a model's parameters, with whether the
+    parameter is [experts, inputs, outputs], and warnings."""
     stacks = [name for name, weight in found.weights.items() if is_stack(weight)]
-    # Without a model they are what nf4.save was given, which has names of its own.
+    # Without a model, the stacks are those given to nf4.save, with any names.
     if not stacks or not architectures(checkpoint.config):
         return {}, []
     rules, why = choose_rules(checkpoint.config, found)
@@ -181,8 +181,8 @@ def _parameters(checkpoint: Checkpoint, found: Survey) -> tuple[dict[str, bool],
 
 
 def _experts_warnings(checkpoint: Checkpoint, found: Survey) -> list[str]:
-    """Warns, where each expert has a matrix of its own, that transformers does not load these, or
-    that this cannot be told."""
+    """Warns, if each expert has a matrix of its own, that transformers does not load these, or that
+    this is unknown."""
     if not any(map(_OF_AN_EXPERT.search, found.weights)) or not architectures(checkpoint.config):
         return []
     rules, why = choose_rules(checkpoint.config, found)
@@ -205,8 +205,8 @@ def _dense_steps(
     threads: int,
     parameters: Mapping[str, bool],
 ) -> dict[str, list[Step]]:
-    """The steps for each file. A weight goes where its packed tensor was. parameters: the first of
-    _parameters."""
+    """Returns the steps for each file. A weight goes where its packed tensor was. parameters: the
+    first result of _parameters."""
     packed, types = found.by_packed(), model_types(checkpoint.config)
 
     def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
@@ -230,10 +230,10 @@ def dequantize_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Dequantize the 4-bit weights of a checkpoint.
+    """Dequantizes the 4-bit weights of a checkpoint.
 
     dtype: "fp32", "fp16" or "bf16"; None: the dtype that each weight had. Dense tensors are copied
-    bit for bit. threads: CPU threads; 0: all. source, destination, replace and progress: as of
+    bit for bit. threads: CPU threads; 0: all. source, destination, replace and progress: as in
     quantize_checkpoint.
 
     Raises FormatError, OutputRefused, OSError and nf4.Error; the destination is then unchanged.

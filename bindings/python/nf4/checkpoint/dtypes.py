@@ -20,7 +20,7 @@ BITS: dict[str, int] = {
     name: bits for bits, names in _NAMES_BY_BITS.items() for name in names.split()
 }
 
-# All but F4 and F6, which are smaller than a byte, and what an old ml_dtypes has not.
+# All except F4 and F6, which are smaller than a byte, and those that an old ml_dtypes lacks.
 _NUMPY_TYPES = {
     "BOOL": np.bool_,
     **{f"{sign.upper()}{bits}": getattr(np, f"{kind}{bits}")
@@ -49,7 +49,7 @@ TORCH_TO_NF4 = {torch: nf4 for nf4, torch, _ in FLOATS}
 NF4_TO_TORCH = {nf4: torch for nf4, torch, _ in FLOATS}
 NF4_TO_FILE = {nf4: file for nf4, _, file in FLOATS}
 FILE_TO_NF4 = {file: nf4 for nf4, _, file in FLOATS}
-# The dtype of the weights in config.json: today's key, and that before transformers 4.56.
+# The keys for the weights' dtype in config.json: today's, and that before transformers 4.56.
 DTYPE_KEYS = ("dtype", "torch_dtype")
 
 # bnb_4bit_quant_storage, the dtypes that packed bytes can be viewed as: torch's name ->
@@ -66,7 +66,8 @@ STORAGE_NAMES = {file: torch for torch, file in STORAGE.items()}
 
 
 def model_dtype(config: Mapping[str, Any]) -> str | None:
-    """The dtype of the model in config.json, by libnf4's name; None if it does not say a float."""
+    """Returns the model's dtype in config.json, by libnf4's name; None if that is not a float
+    dtype."""
     for key in DTYPE_KEYS:
         value = config.get(key)
         if isinstance(value, str) and value in TORCH_TO_NF4:

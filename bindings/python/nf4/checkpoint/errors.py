@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint, or with where its output should go."""
+"""The errors of checkpoints and of their destinations."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 
 def printable(value: object) -> str:
-    """Text with control characters escaped: names in a file must not control the terminal."""
+    """Escapes control characters, because names in a file must not control the terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
 
 
 class FormatError(ValueError):
-    """A file breaks its format, or is not one that may be read. Names the file, the tensor where
-    there is one, and why, in one line without control characters."""
+    """A file breaks its format, or may not be read. The message names the file, the tensor if there
+    is one, and the reason, in one line without control characters."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str, tensor: str | None = None):
         self.path = os.fspath(path)

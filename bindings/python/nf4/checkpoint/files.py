@@ -1,5 +1,5 @@
-"""Opening, creating and copying files. What is created is on disk before it is closed, and no
-more open to others than what it is made from."""
+"""Opens, creates and copies files. A created file is on disk before it is closed, and has no more
+permissions than the file that it is made from."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Closing(ABC):
         if error is None:
             self.close()
             return
-        # The block's error is the one to report, not one of closing after it.
+        # The block's error is reported, and not one from closing after it.
         with contextlib.suppress(OSError):
             self.close()
 
@@ -58,13 +58,13 @@ class _Descriptor(Closing):
 
 
 def file_kind(mode: int) -> str:
-    """The kind of file that a stat mode is of, in words, where it is not a regular one."""
+    """Returns the kind of file for a stat mode, in words, if it is not a regular file."""
     return _KINDS.get(stat.S_IFMT(mode), "a special file")
 
 
 def open_regular(path: str) -> tuple[int, os.stat_result]:
-    """A descriptor to read from, and its status. FormatError if `path` is not a regular file,
-    OSError if it cannot be opened."""
+    """Returns a descriptor to read from, and its status. Raises FormatError if `path` is not a
+    regular file, OSError if it cannot be opened."""
     # O_NONBLOCK: opening a FIFO must not wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -78,7 +78,7 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
 
 
 def stat_or_none(path: str) -> os.stat_result | None:
-    """The status of what is at `path`; None if nothing is."""
+    """Returns the status of `path`; None if nothing is there."""
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -86,8 +86,8 @@ def stat_or_none(path: str) -> os.stat_result | None:
 
 
 def creation_mode(mode: int, *like: str) -> int:
-    """`mode`, as open(2) and mkdir(2) take it, without the permissions that group and others
-    lack on any of the files `like` that exist."""
+    """Returns `mode`, for open(2) and mkdir(2), without the permissions that group and others lack
+    on any existing file of `like`."""
     for path in like:
         status = stat_or_none(path)
         if status is not None:
@@ -96,14 +96,14 @@ def creation_mode(mode: int, *like: str) -> int:
 
 
 def write_fully(fd: int, data: memoryview, offset: int) -> None:
-    """pwrite until all is written. Python retries EINTR; a short write goes on."""
+    """Calls pwrite until everything is written. Python retries EINTR; a short write continues."""
     done = 0
     while done < len(data):
         done += os.pwrite(fd, data[done:], offset + done)
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in a directory durable, on file systems that can."""
+    """Make the names in a directory durable, on file systems that support it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with _Descriptor(fd), naming(path):
         try:
@@ -116,7 +116,8 @@ def sync_directory(path: str) -> None:
 
 @contextlib.contextmanager
 def _created(path: str, like: str) -> Iterator[int]:
-    """A descriptor of a new file, no more open than the file `like`; it is synced at the end."""
+    """Yields a descriptor of a new file with no more permissions than the file `like`. It is synced
+    at the end."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(path, flags, creation_mode(0o666, like))
     with naming(path), _Descriptor(fd):
@@ -125,14 +126,14 @@ def _created(path: str, like: str) -> Iterator[int]:
 
 
 def write_synced(path: str, data: bytes, like: str) -> None:
-    """Write a new file, no more open than the file `like`, and sync it."""
+    """Write a new file with no more permissions than the file `like`, and sync it."""
     with _created(path, like) as fd:
         write_fully(fd, memoryview(data), 0)
 
 
 def copy_synced(source: str, destination: str) -> None:
-    """Copy a regular file's bytes to a new file and sync it. FormatError if the source is of
-    another kind, or does not keep its size meanwhile."""
+    """Copy a regular file's bytes to a new file and sync it. Raises FormatError if the source is
+    not a regular file, or its size changes meanwhile."""
     fd, status = open_regular(source)
     with _Descriptor(fd), _created(destination, source) as output:
         done = 0

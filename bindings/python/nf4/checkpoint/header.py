@@ -1,4 +1,4 @@
-"""The header of a safetensors file: parsed and checked against the whole format, and built."""
+"""Parses and builds the header of a safetensors file, and checks it against the whole format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nf4.checkpoint.dtypes import BITS
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.jsonio import check_marks, is_count, parse_object
 
-# What the safetensors library accepts.
+# The limit of the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
 # The largest published checkpoints have tens of thousands of tensors over all their shards.
 MAX_TENSORS = 500_000
@@ -54,7 +54,7 @@ class TensorSpec:
 
 
 def header_length(prefix: bytes, file_size: int, path: str) -> int:
-    """The header's length from the first 8 bytes of a file of `file_size` bytes."""
+    """Returns the header's length from the first 8 bytes of a file of `file_size` bytes."""
     if len(prefix) < _PREFIX_BYTES:
         raise FormatError(
             path, f"too short for safetensors: {len(prefix)} bytes, at least 8 needed"
@@ -70,7 +70,8 @@ def header_length(prefix: bytes, file_size: int, path: str) -> int:
 
 
 def _tensor_bytes(info: Mapping[str, Any], path: str, name: str) -> int:
-    """The bytes of a tensor by its dtype and shape; FormatError where they are not valid."""
+    """Returns a tensor's bytes from its dtype and shape. Raises FormatError if these are
+    invalid."""
     dtype, shape = info.get("dtype"), info.get("shape")
     if not isinstance(dtype, str) or dtype not in BITS:
         raise FormatError(path, f"unknown dtype {dtype!r}", name)
@@ -115,7 +116,7 @@ def _tensor_info(name: str, info: object, path: str) -> TensorInfo:
 
 
 def _check_coverage(tensors: Iterable[TensorInfo], data_bytes: int, path: str) -> None:
-    """FormatError unless the tensors cover the data section: no overlap, gap or trailing bytes."""
+    """Requires the tensors to cover the data section without overlap, gap or trailing bytes."""
     reached = 0
     for info in tensors:
         if info.begin != reached:
@@ -140,8 +141,8 @@ def _check_metadata(metadata: object, path: str) -> dict[str, str]:
 
 
 def check_tensor_count(header: bytes, path: str) -> None:
-    """FormatError for a header of too many tensors or values, before it is parsed. Each tensor has
-    a brace of its own."""
+    """Raises FormatError for a header of too many tensors or values, before it is parsed. Each
+    tensor has a brace of its own."""
     check_marks(header, path, "the header")
     if header.count(b"{") > MAX_TENSORS:
         raise FormatError(path, f"the header lists more than {MAX_TENSORS} tensors")
@@ -150,9 +151,10 @@ def check_tensor_count(header: bytes, path: str) -> None:
 def parse_header(
     header: bytes, data_bytes: int, path: str
 ) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """The tensors, in the order of their data, and the metadata of a header.
+    """Returns the tensors of a header, in the order of their data, and its metadata.
 
-    FormatError for whatever the format forbids. `data_bytes` is the size of the data section.
+    Raises FormatError for anything that the format forbids. `data_bytes` is the size of the data
+    section.
     """
     check_tensor_count(header, path)
     if header[:1] != b"{":
@@ -168,8 +170,8 @@ def parse_header(
 def build_header(
     specs: Iterable[TensorSpec], metadata: Mapping[str, str], path: str
 ) -> tuple[bytes, dict[str, TensorInfo]]:
-    """The header of a file that will hold `specs`, length prefix included, and the place of each
-    tensor.
+    """Returns the header of a file that will hold `specs`, with the length prefix, and the place of
+    each tensor.
 
     Wide dtypes come first, so that every tensor is aligned for its type when the file is
     mapped; the header is padded with spaces for the same reason, as safetensors does.

@@ -10,7 +10,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-import nf4
 from nf4.checkpoint.dtypes import FILE_TO_NF4, model_dtype
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
@@ -25,6 +24,7 @@ from nf4.checkpoint.int4_layouts import (
 )
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
+from nf4.int4 import Int4Tensor
 
 _SCALES = {"F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 _INTEGERS = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
@@ -41,9 +41,9 @@ BORROWS = (
 
 @dataclasses.dataclass(frozen=True)
 class Int4State:
-    """What is known of a weight before its data is read. shape: (outputs, inputs). group_size -1:
-    the whole row. dtype: libnf4's name, of the dense weight. symmetric and act_order: what the
-    file says that describes the quantization, or None."""
+    """The facts about a weight that are known before its data is read. shape: (outputs, inputs).
+    group_size -1: the whole row. dtype: libnf4's name, of the dense weight. symmetric and
+    act_order: what the file says that describes the quantization, or None."""
 
     layout: Layout
     shape: tuple[int, int]
@@ -55,7 +55,7 @@ class Int4State:
 
     @property
     def groups(self) -> int:
-        """Of a row."""
+        """The number of groups in a row."""
         return 1 if self.group_size == -1 else self.shape[1] // self.group_size
 
 
@@ -96,37 +96,38 @@ class Int4Weight(Weight):
         }
 
     def words(self, checkpoint: Checkpoint, part: str = "packed") -> np.ndarray:
-        """A part of int32 as it is stored."""
+        """Reads an int32 part as it is stored."""
         info = self.parts[part]
         return checkpoint.read(info.name).view(np.int32).reshape(info.shape)
 
     def scales(self, checkpoint: Checkpoint) -> np.ndarray:
-        """The scales as they are stored."""
+        """Reads the scales as they are stored."""
         info = self.parts["scales"]
         return checkpoint.read(info.name).view(_SCALES[info.dtype]).reshape(info.shape)
 
     def zeros(self, checkpoint: Checkpoint) -> np.ndarray | None:
-        """The zero points, uint8 [groups, rows]; None if the file has none, and all are 8.
-        FormatError if they contradict config.json."""
+        """Reads the zero points, uint8 [groups, rows]; None if the file has none and all are 8.
+        Raises FormatError if they contradict config.json."""
         if "zeros" not in self.parts:
             return None
         return self.check_zeros(self.words(checkpoint, "zeros"))
 
     def check_zeros(self, words: np.ndarray) -> np.ndarray:
-        """The zero points in words of all rows, of some or all groups, as `zeros` gives them."""
+        """Returns the zero points, as `zeros` does, from words of all rows of some or all
+        groups."""
         found = self.state.layout.zeros(words, self.shape[0])
         self._require(self._zeros_problem(found) if self.state.symmetric else None)
         return found
 
     def zero_points(self, checkpoint: Checkpoint) -> np.ndarray:
-        """As `zeros`, also where the file has none."""
+        """Like `zeros`, but returns zero points of 8 if the file has none."""
         found = self.zeros(checkpoint)
         if found is None:
             found = np.full((self.state.groups, self.shape[0]), SYMMETRIC_ZERO, np.uint8)
         return found
 
     def g_idx(self, checkpoint: Checkpoint) -> np.ndarray | None:
-        """The group of each column, int32 [cols]; None if that is column / group_size.
+        """Reads the group of each column, int32 [cols]; None if that is column / group_size. Raises
         FormatError if it has other groups or groups of other sizes."""
         if "g_idx" not in self.parts:
             return None
@@ -143,12 +144,12 @@ class Int4Weight(Weight):
         return None if np.array_equal(found, np.arange(self.shape[1]) // size) else found
 
     def codes(self, checkpoint: Checkpoint) -> np.ndarray:
-        """uint8 [rows, cols]."""
+        """Returns the codes, uint8 [rows, cols]."""
         return self.state.layout.codes(self.words(checkpoint), self.shape)
 
-    def load(self, checkpoint: Checkpoint) -> nf4.Int4Tensor:
+    def load(self, checkpoint: Checkpoint) -> Int4Tensor:
         self.zeros(checkpoint)
-        return nf4.Int4Tensor(
+        return Int4Tensor(
             layout=self.state.layout.name,
             shape=self.shape,
             group_size=self.state.group_size,
@@ -163,7 +164,7 @@ class Int4Weight(Weight):
             raise FormatError(self.path, problem, self.name)
 
     def _zeros_problem(self, zeros: np.ndarray) -> str | None:
-        """How the zero points of a symmetric weight contradict its layout."""
+        """Says how the zero points of a symmetric weight contradict its layout."""
         wrong = zeros != SYMMETRIC_ZERO
         if not wrong.any():
             return None
@@ -181,8 +182,8 @@ class Int4Weight(Weight):
 
 
 def labelled_as_other(layout: Layout, zeros: np.ndarray) -> Layout | None:
-    """The other version of GPTQ, if these zero points read by `layout` are such as symmetric
-    weights of that one give."""
+    """Returns the other version of GPTQ if these zero points, read by `layout`, are those of
+    symmetric weights of the other version."""
     other = _CONFUSED.get(layout.name)
     if other is None or not zeros.size:
         return None
@@ -191,14 +192,14 @@ def labelled_as_other(layout: Layout, zeros: np.ndarray) -> Layout | None:
 
 
 def _layout_by_shapes(parts: dict[str, TensorInfo]) -> Layout:
-    """GPTQ or AWQ, which have the same names, where no config.json tells."""
+    """Tells GPTQ from AWQ without config.json. Both have the same names."""
     packed, scales = parts["packed"].shape[-1:], parts.get("scales", parts["packed"]).shape[-1:]
     is_awq = "g_idx" not in parts and bool(packed) and scales == (8 * packed[0],)
     return AWQ if is_awq else GPTQ
 
 
 def _stored_shape(checkpoint: Checkpoint, info: TensorInfo) -> tuple[int, int]:
-    """What weight_shape says; ValueError if that is no shape."""
+    """Returns the shape in weight_shape. Raises ValueError if it is not a shape."""
     if info.dtype not in _INTEGERS or info.shape != (2,):
         raise ValueError(f"its weight_shape is {info.dtype} of shape {list(info.shape)}, not 2 I64")
     rows, cols = map(int, checkpoint.read(info.name).view(_INTEGERS[info.dtype]))
@@ -208,7 +209,8 @@ def _stored_shape(checkpoint: Checkpoint, info: TensorInfo) -> tuple[int, int]:
 
 
 def _group_size(cols: int, groups: int, said: Settings) -> int:
-    """The group size of a weight whose scales have so many groups; ValueError if it has none."""
+    """Returns the group size of a weight with this number of groups. Raises ValueError if there is
+    none."""
     for size in said.group_sizes:
         if (size == -1 and groups == 1) or (size > 0 and size * groups == cols):
             return size
@@ -231,7 +233,8 @@ def _group_size(cols: int, groups: int, said: Settings) -> int:
 
 
 def _state(checkpoint: Checkpoint, parts: dict[str, TensorInfo], said: Settings) -> Int4State:
-    """The state of a weight from the sizes of its parts; ValueError saying what is wrong."""
+    """Returns the state of a weight from the sizes of its parts. Raises ValueError if they are
+    wrong."""
     layout = said.layout
     for part in ("packed", "scales", *(("shape",) if "shape" in layout.names else ())):
         if part not in parts:
@@ -260,7 +263,7 @@ def _state(checkpoint: Checkpoint, parts: dict[str, TensorInfo], said: Settings)
 
 
 def _part_problems(state: Int4State, parts: dict[str, TensorInfo]) -> Iterator[str]:
-    """How the parts contradict the shape and the group size."""
+    """Yields how the parts contradict the shape and the group size."""
     names = state.layout.names
     shapes = state.layout.shapes(state.shape, state.groups)
     for part, info in parts.items():
@@ -282,7 +285,7 @@ def _part_problems(state: Int4State, parts: dict[str, TensorInfo]) -> Iterator[s
 def _weight(
     checkpoint: Checkpoint, module: str, names: dict[str, str], settings: Settings | None
 ) -> tuple[Int4Weight | None, list[str]]:
-    """The weight of a module whose tensors have these names, or what is wrong."""
+    """Returns the weight of a module whose tensors have these names, or what is wrong."""
     parts = {
         part: checkpoint.info(f"{module}.{name}")
         for part, name in names.items()
@@ -297,7 +300,7 @@ def _weight(
     if layout.names["packed"] != names["packed"]:
         return None, [f"it has {names['packed']}, but {said.file} says {layout.name}"]
     if "g_idx" in parts and "g_idx" not in layout.names:
-        return None, [f"it has g_idx, which {layout.name} has not"]
+        return None, [f"it has g_idx, which {layout.name} does not support"]
     try:
         state = _state(checkpoint, parts, said)
     except ValueError as error:
@@ -309,8 +312,8 @@ def _weight(
 
 def add_integers(found: Survey, checkpoint: Checkpoint, settings: Settings | None) -> None:
     """Move the integer weights of a checkpoint from the dense tensors of a survey to its weights.
-    settings: what config.json says; None: the names and the shapes of the tensors decide. Reads
-    only weight_shape."""
+    settings: those of config.json; None: the tensors' names and shapes decide. Reads only
+    weight_shape."""
     families = {kind.names["packed"]: kind.names for kind in (GPTQ, COMPRESSED_TENSORS)}
     taken: set[str] = set()
     for tensor in list(found.dense):
@@ -330,7 +333,7 @@ def add_integers(found: Survey, checkpoint: Checkpoint, settings: Settings | Non
 
 
 def _find_orphans(found: Survey, checkpoint: Checkpoint, settings: Settings | None) -> None:
-    """A fault for each part of an integer weight whose codes are missing."""
+    """Reports a fault for each part of an integer weight whose codes are missing."""
     for layout in (settings.layout,) if settings is not None else (GPTQ, COMPRESSED_TENSORS):
         marks = {n: p for p, n in layout.names.items() if n not in ("scales", "weight_scale")}
         for tensor in list(found.dense):

@@ -28,7 +28,7 @@ _KEYS_OF_DENSE = {
 
 
 def int4_value_problems(weight: Int4Weight, checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    """(severity, problem) for each fault in the scales, zero points and g_idx of a weight."""
+    """Lists (severity, problem) for each fault in the scales, zero points and g_idx of a weight."""
     found: list[tuple[str, str]] = []
     scales = weight.scales(checkpoint).astype(np.float32)
     # Some quantizers choose negative scales; q - z then has the other sign.
@@ -73,7 +73,7 @@ def _g_idx_problems(weight: Int4Weight, checkpoint: Checkpoint) -> Iterator[tupl
 def int4_config_problems(
     checkpoint: Checkpoint, settings: Settings | None, found: Survey
 ) -> Iterator[tuple[str, str]]:
-    """(severity, problem) where config.json contradicts the weights or cannot be judged."""
+    """Yields (severity, problem) if config.json contradicts the weights or cannot be judged."""
     integers = [weight for weight in found.weights.values() if isinstance(weight, Int4Weight)]
     if settings is None:
         if checkpoint.directory is not None and checkpoint.config:
@@ -101,7 +101,7 @@ def int4_config_problems(
 
 
 def _dense_problems(settings: Settings, modules: list[str]) -> Iterator[tuple[str, str]]:
-    """Entries of the list of dense modules that name a 4-bit one."""
+    """Finds entries of the list of dense modules that name a 4-bit module."""
     key = _KEYS_OF_DENSE[settings.method]
     matcher, names = SkipMatcher(modules), set(modules)
     for entry in settings.dense:
@@ -116,7 +116,8 @@ def _dense_problems(settings: Settings, modules: list[str]) -> Iterator[tuple[st
 def _ignore_problems(
     checkpoint: Checkpoint, settings: Settings, found: Survey, modules: list[str]
 ) -> Iterator[tuple[str, str]]:
-    """Dense layers that compressed-tensors would take for 4-bit ones. Patterns are not run."""
+    """Finds dense layers that compressed-tensors would take for 4-bit ones. Patterns are not
+    run."""
     ignored = set(settings.dense)
     if any(entry.startswith("re:") for entry in ignored):
         return

@@ -1,6 +1,6 @@
-"""quantization_config of GPTQ, AWQ, AutoRound and compressed-tensors: what it says of integer
-weights, and what is written for them. What is not 4-bit integers in a layout of int4_layouts.py is
-refused. Keys are those of quantization.py."""
+"""Reads and writes the quantization_config of GPTQ, AWQ, AutoRound and compressed-tensors. Refuses
+everything except 4-bit integers in a layout of int4_layouts.py. quantization.py defines the
+keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nf4.checkpoint.int4_layouts import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2, 
 from nf4.checkpoint.skips import skip_entries
 
 _GPTQ_FORMATS = {"gptq": GPTQ, "gptq_v2": GPTQ_V2}
-# AutoRound's names of packings. Its packing for GPTQModel stores other zero points: it is left out.
+# AutoRound's names of packings, without its packing for GPTQModel, which stores other zero points.
 _AUTO_ROUND_PACKINGS = {
     "auto_round:gptq": GPTQ,
     "auto_round:auto_gptq": GPTQ,
@@ -26,15 +26,15 @@ _DENSE_BITS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a quantization_config says of its weights.
+    """The weights' settings in a quantization_config.
 
-    layout       of all of them
-    group_sizes  that they may have, the usual one first; -1: the whole row. Empty: not said
+    layout       the layout of all weights
+    group_sizes  the possible group sizes, the usual one first; -1: the whole row. Empty: not said
     symmetric    whether all zero points are 8; None: not said, or not the same for all
     act_order    whether they have a g_idx that matters; None: not said
-    dense        the modules that it leaves dense, as it names them
+    dense        the modules that stay dense, as the config names them
     method       the quant_method; empty: that of the layout
-    file         which says this
+    file         the file that has these settings
     """
 
     layout: Layout
@@ -80,7 +80,7 @@ def _object(value: object, key: str) -> Mapping[str, Any]:
 
 
 def _same(values: Sequence[bool | None]) -> bool | None:
-    """The value that all have, or None."""
+    """Returns the common value of all, or None."""
     return values[0] if values and len(set(values)) == 1 else None
 
 
@@ -96,7 +96,8 @@ def _parse_gptq(config: Mapping[str, Any]) -> Settings:
     sizes = _size(config.get("group_size"), "group_size")
     symmetric = [_flag(config.get("sym"), "sym")]
     act_order = [_flag(config.get("desc_act"), "desc_act")]
-    # GPTQModel's exceptions: a pattern of modules -> what differs. "-:" leaves them dense.
+    # GPTQModel's exceptions: a pattern of modules -> the settings that differ. "-:" leaves them
+    # dense.
     dynamic = config.get("dynamic")
     for pattern, value in _object({} if dynamic is None else dynamic, "dynamic").items():
         override, key = _object(value, f"dynamic {pattern!r}"), f"dynamic {pattern!r}:"
@@ -129,7 +130,7 @@ def _parse_auto_round(config: Mapping[str, Any]) -> Settings:
     sizes = _size(config.get("group_size"), "group_size")
     symmetric = [_flag(config.get("sym"), "sym")]
     dense = []
-    # Its exceptions: a module, or a pattern of modules -> what differs.
+    # AutoRound's exceptions: a module, or a pattern of modules -> the settings that differ.
     extra = config.get("extra_config")
     for name, value in _object({} if extra is None else extra, "extra_config").items():
         override, key = _object(value, f"extra_config {name!r}"), f"extra_config {name!r}: "
@@ -145,11 +146,11 @@ def _parse_auto_round(config: Mapping[str, Any]) -> Settings:
 
 
 def _auto_round_layout(config: Mapping[str, Any]) -> Layout:
-    """The packing decides. Where that is not said, the backend does, as in older versions."""
+    """The packing decides. If it is missing, the backend decides, as in older versions."""
     key = "packing_format" if config.get("packing_format") else "backend"
     said = str(config.get(key) or "auto").lower()
     if said == "auto":
-        return GPTQ  # as transformers and vLLM take it
+        return GPTQ  # transformers and vLLM do the same
     packing = said if key == "packing_format" else ":".join(said.split(":")[:2])
     if packing not in _AUTO_ROUND_PACKINGS:
         known = ", ".join(_AUTO_ROUND_PACKINGS)
@@ -158,8 +159,8 @@ def _auto_round_layout(config: Mapping[str, Any]) -> Layout:
 
 
 def _require_integers(config: Mapping[str, Any], key: str) -> None:
-    """ValueError for numbers that are not integers, and for quantized activations. key: what goes
-    before the names of keys in errors."""
+    """Raises ValueError for numbers that are not integers, and for quantized activations. key: the
+    prefix of names of keys in errors."""
     if config.get("data_type") not in (None, "int"):
         raise ValueError(f"{key}data_type {config['data_type']!r} is not read; int is")
     bits = config.get("act_bits")
@@ -233,7 +234,8 @@ def _build_awq(settings: Settings, modules: Mapping[int, list[str]]) -> dict[str
     quantized = sorted(name for names in modules.values() for name in names)
 
     def exact(entry: str) -> str:
-        """vLLM skips modules whose names contain an entry, transformers takes it as a pattern."""
+        """vLLM skips modules whose names contain an entry; transformers uses the entry as a
+        pattern."""
         at = bisect_left(quantized, entry)
         begins = at < len(quantized) and quantized[at].startswith(entry)
         return f"{re.escape(entry)}$" if begins else entry
@@ -245,14 +247,14 @@ def _build_awq(settings: Settings, modules: Mapping[int, list[str]]) -> dict[str
         "modules_to_not_convert": dense or None,
         "quant_method": "awq",
         "version": "gemm",
-        # Its kernels need zero points: those of symmetric weights are written out.
+        # AWQ's kernels need zero points, so they are written even for symmetric weights.
         "zero_point": True,
     }
 
 
 def _build_compressed(settings: Settings, modules: Mapping[int, list[str]]) -> dict[str, Any]:
     groups = {}
-    # The usual group size has the class for its target, and others their names, which go first.
+    # The usual group size targets the class. Other group sizes target names, and go first.
     for number, size in enumerate(settings.group_sizes):
         weights = {
             "actorder": "group" if settings.act_order else None,
@@ -284,14 +286,15 @@ def _build_compressed(settings: Settings, modules: Mapping[int, list[str]]) -> d
     }
 
 
-# quant_method -> Settings from a quantization_config. ValueError naming what is wrong.
+# quant_method -> a function that returns Settings from a quantization_config, and raises ValueError
+# naming what is wrong.
 PARSERS: dict[str, Callable[[Mapping[str, Any]], Settings]] = {
     "gptq": _parse_gptq,
     "awq": _parse_awq,
     "auto-round": _parse_auto_round,
     "compressed-tensors": _parse_compressed,
 }
-# quant_method -> the reverse, of weights whose modules are given by group size.
+# quant_method -> a function that does the reverse, from weights' modules by group size.
 BUILDERS: dict[str, Callable[[Settings, Mapping[int, list[str]]], dict[str, Any]]] = {
     "gptq": _build_gptq,
     "awq": _build_awq,

@@ -1,5 +1,5 @@
-"""The layouts of 4-bit integer weights as bytes: names of the tensors, order of the codes in their
-words, and repacking from one layout to another in numpy. nf4.h has the table."""
+"""The byte layouts of 4-bit integer weights: the names of the tensors, the order of the codes in
+their words, and repacking between layouts in numpy. nf4.h has the table."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SYMMETRIC_ZERO = 8
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """name         as nf4.Int4Tensor.layout and `nf4 convert --to` have it
+    """name         the name for nf4.Int4Tensor.layout and `nf4 convert --to`
     names        part -> the name of its tensor in a module
     order        code i of a word is element order[i] of its eight
     along_rows   a word of codes has eight rows of one column, else eight columns of one row
     by_row       scales are [rows, groups] and words of codes follow the rows, else transposed
-    zeros_less   what is subtracted from each word of zero points: a zero point of 0 borrows from
+    zeros_less   the number subtracted from each word of zero points; a zero point of 0 borrows from
                  the next one
     """
 
@@ -33,15 +33,15 @@ class Layout:
 
     @property
     def suffix(self) -> str:
-        """The end of the name of the tensor with the codes."""
+        """The last part of the name of the tensor with the codes."""
         return "." + self.names["packed"]
 
     def tensor(self, module: str, part: str) -> str:
-        """The name of a part of a module's weight."""
+        """Returns the name of a part of a module's weight."""
         return f"{module}.{self.names[part]}"
 
     def misfit(self, shape: tuple[int, int]) -> str | None:
-        """Why a weight of this shape has no words in this layout; None if it has."""
+        """Says why this layout cannot hold a weight of this shape; None if it can."""
         if self.along_rows and shape[0] % _CODES_IN_A_WORD:
             return f"{self.name} has words of 8 rows, and {shape[0]} rows are not a multiple"
         if not (self.along_rows or self.by_row) and shape[1] % _CODES_IN_A_WORD:
@@ -49,7 +49,7 @@ class Layout:
         return None
 
     def shapes(self, shape: tuple[int, int], groups: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of the parts of a weight with so many groups in a row."""
+        """Returns the shapes of the parts of a weight with this many groups in a row."""
         rows, cols = shape
         row_words, col_words = (-(-extent // _CODES_IN_A_WORD) for extent in shape)
         if self.by_row:
@@ -60,29 +60,30 @@ class Layout:
         return {**dict(zip(("packed", "scales", "zeros"), found, strict=True)), "g_idx": (cols,)}
 
     def codes(self, packed: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-        """uint8 [rows, cols] from the words."""
+        """Returns the codes, uint8 [rows, cols], from the words."""
         if self.along_rows:
             return _unpack(packed, shape[0], self.order).T
         return _unpack(packed if self.by_row else packed.T, shape[1], self.order)
 
     def packed(self, codes: np.ndarray) -> np.ndarray:
-        """The words of codes, uint8 [rows, cols]. Codes past the end are 0."""
+        """Returns the words of codes, uint8 [rows, cols]. Codes past the end are 0."""
         words = _pack(codes.T if self.along_rows else codes, self.order)
         return words if self.along_rows or self.by_row else np.ascontiguousarray(words.T)
 
     def zeros(self, stored: np.ndarray, rows: int) -> np.ndarray:
-        """The zero points, uint8 [groups, rows], from the words."""
+        """Returns the zero points, uint8 [groups, rows], from the words."""
         words = np.ascontiguousarray(stored.T if self.by_row else stored).view(np.uint32)
         return _unpack(words + np.uint32(self.zeros_less), rows, self.order)
 
     def stored_zeros(self, zeros: np.ndarray) -> np.ndarray:
-        """The words of zero points, uint8 [groups, rows]. Those past the end are 0."""
+        """Returns the words of zero points, uint8 [groups, rows]. Zero points past the end are
+        0."""
         words = _pack(zeros, self.order).view(np.uint32) - np.uint32(self.zeros_less)
         words = words.view(np.int32)
         return np.ascontiguousarray(words.T) if self.by_row else words
 
     def same_words(self, other: Layout) -> bool:
-        """Whether the words of codes are the same bytes in both."""
+        """Tells if both layouts store the words of codes as the same bytes."""
         return (self.order, self.along_rows, self.by_row) == (
             other.order,
             other.along_rows,
@@ -91,7 +92,8 @@ class Layout:
 
 
 def _unpack(words: np.ndarray, count: int, order: tuple[int, ...]) -> np.ndarray:
-    """32-bit words [..., words] as uint8 [..., count]: code i is bits 4 i to 4 i + 3 of a word."""
+    """Unpacks 32-bit words [..., words] to uint8 [..., count]: code i is bits 4 i to 4 i + 3 of a
+    word."""
     pairs = np.ascontiguousarray(words).view(np.uint8)
     codes = np.stack((pairs & 15, pairs >> 4), axis=-1).reshape(*words.shape, _CODES_IN_A_WORD)
     if order != _PLAIN:

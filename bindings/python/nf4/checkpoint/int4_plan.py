@@ -1,4 +1,4 @@
-"""Integer weights to be written, quantized or repacked: their tensors and their config.json."""
+"""Plans integer weights to be written: their tensors and their config.json."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Any
 
 import numpy as np
 
-import nf4
+from nf4._quantize_int4 import quantize_int4
 from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4_config import BUILDERS, METHOD_OF, Settings
 from nf4.checkpoint.int4_layouts import Layout
 from nf4.checkpoint.rules import dense_linear
+from nf4.int4 import Int4Tensor
 
 _DTYPES = {"packed": "I32", "zeros": "I32", "g_idx": "I32", "shape": "I64"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Int4Plan:
-    """name: of the dense weight. shape: (outputs, inputs). group_size -1: the whole row. scales:
-    their dtype, by safetensors' name. symmetric: all zero points are 8. act_order: it has a g_idx
-    that matters."""
+    """An integer weight to be written. name: the dense weight's. shape: (outputs, inputs).
+    group_size -1: the whole row. scales: their dtype, by safetensors' name. symmetric: all zero
+    points are 8. act_order: it has a g_idx that matters."""
 
     name: str
     layout: Layout
@@ -40,7 +41,7 @@ class Int4Plan:
 
     @property
     def groups(self) -> int:
-        """Of a row."""
+        """The number of groups in a row."""
         return 1 if self.group_size == -1 else self.shape[1] // self.group_size
 
     def specs(self) -> list[TensorSpec]:
@@ -56,9 +57,9 @@ class Int4Plan:
             if not left_out.get(part)
         ]
 
-    def quantize(self, array: np.ndarray, threads: int) -> nf4.Int4Tensor:
-        """Round a dense weight to the nearest."""
-        return nf4.quantize_int4(
+    def quantize(self, array: np.ndarray, threads: int) -> Int4Tensor:
+        """Quantizes a dense weight, rounding to nearest."""
+        return quantize_int4(
             array,
             layout=self.layout.name,
             group_size=self.group_size,
@@ -67,14 +68,15 @@ class Int4Plan:
             threads=threads,
         )
 
-    def parts(self, weight: nf4.Int4Tensor) -> dict[str, np.ndarray]:
+    def parts(self, weight: Int4Tensor) -> dict[str, np.ndarray]:
         """The data of `specs`: tensor name -> array."""
         return self.tensors(
             {"packed": weight.packed, "scales": weight.scales, "zeros": weight.zeros}
         )
 
     def tensors(self, arrays: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray]:
-        """The data of `specs` from arrays by part. Without g_idx it is the plain one."""
+        """Returns the data of `specs` from arrays by part. The default g_idx is column /
+        group_size."""
         given = dict(arrays)
         if given.get("g_idx") is None:
             given["g_idx"] = np.arange(self.shape[1], dtype=np.int32) // np.int32(
@@ -91,8 +93,9 @@ def integer_config(
     architectures: Iterable[str],
     path: str = "",
 ) -> dict[str, Any]:
-    """quantization_config for these weights beside the tensors that stay dense. FormatError, with
-    the checkpoint's path, where the layout has one group size for all, and they have several."""
+    """Returns the quantization_config for these weights and the tensors that stay dense. Raises
+    FormatError, with the checkpoint's path, if the layout supports only one group size and the
+    weights have several."""
     to = plans[0].layout
     sizes = [size for size, _ in Counter(plan.group_size for plan in plans).most_common()]
     if len(sizes) > 1 and not to.by_row:

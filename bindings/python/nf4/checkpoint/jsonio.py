@@ -1,4 +1,4 @@
-"""JSON files, parsed strictly (unlike Python's json) and within bounds."""
+"""Parses JSON files strictly (unlike Python's json) and within bounds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _finite(text: str) -> float:
 
 
 def check_marks(data: bytes, path: str, what: str, tensor: str | None = None) -> None:
-    """FormatError for JSON of too many values, before it is parsed."""
+    """Raises FormatError for JSON of too many values, before it is parsed."""
     for mark in (b",", b"[", b"{"):
         if data.count(mark) > MAX_MARKS:
             raise FormatError(path, f"{what} has more than {MAX_MARKS} {mark.decode()!r}", tensor)
@@ -47,8 +47,8 @@ def check_marks(data: bytes, path: str, what: str, tensor: str | None = None) ->
 def parse_value(
     data: bytes, path: str, what: str, tensor: str | None = None, *, constants: bool = False
 ) -> Any:
-    """Parse JSON. FormatError naming `what` for anything else, also for duplicate keys, a byte
-    order mark, invalid UTF-8 and too deep nesting. constants: accept NaN and infinities, which
+    """Parses JSON. Raises FormatError, naming `what`, for anything else, and for duplicate keys, a
+    byte order mark, invalid UTF-8 and too deep nesting. constants: accept NaN and infinities, which
     Python writes and JSON lacks."""
     check_marks(data, path, what, tensor)
     strict = {} if constants else {"parse_constant": _no_constant, "parse_float": _finite}
@@ -68,7 +68,7 @@ def parse_value(
 def parse_object(
     data: bytes, path: str, what: str, tensor: str | None = None, *, constants: bool = False
 ) -> dict[str, Any]:
-    """As parse_value; FormatError also for a value that is not an object."""
+    """Like parse_value, but also raises FormatError for a value that is not an object."""
     value = parse_value(data, path, what, tensor, constants=constants)
     if not isinstance(value, dict):
         raise FormatError(path, f"{what} is not a JSON object", tensor)
@@ -76,8 +76,8 @@ def parse_object(
 
 
 def read_bytes(path: str, what: str, limit: int = MAX_JSON_BYTES) -> bytes:
-    """The bytes of a regular file. FormatError for any other kind of file or more than `limit`
-    bytes, OSError if it cannot be read."""
+    """Returns the bytes of a regular file. Raises FormatError for any other kind of file or more
+    than `limit` bytes, OSError if it cannot be read."""
     fd, _ = open_regular(path)
     with os.fdopen(fd, "rb") as file, naming(path):
         data = file.read(limit + 1)
@@ -89,11 +89,11 @@ def read_bytes(path: str, what: str, limit: int = MAX_JSON_BYTES) -> bytes:
 def read_object(
     path: str, what: str, *, limit: int = MAX_JSON_BYTES, constants: bool = False
 ) -> dict[str, Any]:
-    """The JSON object in a file of at most `limit` bytes; errors as of read_bytes and
-    parse_object."""
+    """Returns the JSON object in a file of at most `limit` bytes. Raises what read_bytes and
+    parse_object raise."""
     return parse_object(read_bytes(path, what, limit), path, what, constants=constants)
 
 
 def is_count(value: object) -> bool:
-    """Whether `value` is a non-negative int of at most 63 bits; True and 1.0 are not."""
+    """Tells if `value` is a non-negative int of at most 63 bits; True and 1.0 are not."""
     return type(value) is int and 0 <= value < 2**63

@@ -1,4 +1,5 @@
-"""Which kind of 4-bit weights a checkpoint has, by what it says and the names of its tensors."""
+"""Determines the kind of 4-bit weights of a checkpoint from its settings and the names of its
+tensors."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from nf4.checkpoint.quantization import (
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey
 
-# A warning for integers that nothing describes.
+# The warning for integers without settings.
 ASSUMED = "nothing tells gptq from gptq_v2 here; gptq is assumed"
 _OF_BITSANDBYTES = (BITSANDBYTES, OF_EXPERTS)
 
 
 def integer_settings(checkpoint: Checkpoint) -> Settings | None:
-    """Returns what the checkpoint says of integer weights; None if it does not say that there are
-    any. Raises FormatError for weights that are not read, such as those of 8 bits."""
+    """Returns the checkpoint's settings of integer weights; None if it has none. Raises FormatError
+    for weights that cannot be read, such as 8-bit ones."""
     said = quantization(checkpoint)
     parse = None if said is None else PARSERS.get(str(said.method))
     if said is None or parse is None:
@@ -41,8 +42,8 @@ def integer_settings(checkpoint: Checkpoint) -> Settings | None:
 
 
 def survey(checkpoint: Checkpoint) -> Survey:
-    """Find the 4-bit weights of a checkpoint. Reads only what tells their shapes. FormatError if
-    it says that it has integers that are not read."""
+    """Finds the 4-bit weights of a checkpoint. Reads only the tensors that tell their shapes.
+    Raises FormatError if the settings are of integers that cannot be read."""
     settings, said = integer_settings(checkpoint), quantization(checkpoint)
     found = bnb.survey(checkpoint)
     if settings is not None or said is None:
@@ -55,9 +56,8 @@ def survey(checkpoint: Checkpoint) -> Survey:
 
 
 def require_loadable(checkpoint: Checkpoint, found: Survey) -> None:
-    """FormatError for what the checkpoint says of its quantization and is not read, for the first
-    fault of a survey, and for a directory that has a place to say which version of GPTQ it is in,
-    and does not."""
+    """Raises FormatError for a quantization that cannot be read, for the first fault of a survey,
+    and for a directory that could name its version of GPTQ and does not."""
     problem = method_problem(quantization(checkpoint))
     if problem is not None:
         raise problem
@@ -68,15 +68,15 @@ def require_loadable(checkpoint: Checkpoint, found: Survey) -> None:
 
 
 def require_readable(checkpoint: Checkpoint, found: Survey) -> None:
-    """FormatError unless every tensor of a survey is understood: beside what require_loadable
-    refuses, for what is in the layout of another library."""
+    """Raises FormatError unless every tensor of a survey is understood: for everything that
+    require_loadable refuses, and for tensors in the layout of another library."""
     require_loadable(checkpoint, found)
     for fault in found.unread:
         raise fault
 
 
 def is_assumed(checkpoint: Checkpoint, found: Survey) -> bool:
-    """Says whether nothing tells gptq from gptq_v2."""
+    """Tells if nothing distinguishes gptq from gptq_v2."""
     return quantization(checkpoint) is None and any(
         isinstance(weight, Int4Weight) and weight.state.layout is GPTQ
         for weight in found.weights.values()

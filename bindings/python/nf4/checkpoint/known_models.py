@@ -1,4 +1,4 @@
-"""What tensor names do not show, for each model_type. Written by tools/known_models.py."""
+"""Facts about each model_type that tensor names do not show. Written by tools/known_models.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Known:
     skip: tuple[str, ...] = ()
 
 
-# Of transformers 5.23.0.
+# From transformers 5.23.0.
 KNOWN: dict[str, Known] = {
     "aria": Known(skip=("lm_head",)),
     "audioflamingo3": Known(skip=("lm_head",)),

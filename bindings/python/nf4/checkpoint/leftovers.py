@@ -1,5 +1,5 @@
-"""Tensors that quantizing leaves beside 4-bit weights and that nothing here reads. A model that is
-loaded without them computes something else, so each is an error, by its name."""
+"""Finds tensors that quantizers store beside 4-bit weights and that nothing here reads. A model
+that is loaded without them computes something else, so each is an error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nf4.checkpoint.rules import choose_rules
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey
 
-# The last part of a name that quantizers give and no model of transformers does: GPTQ, AWQ (whose
+# Last parts of names that only quantizers use, and no transformers model: GPTQ, AWQ (whose
 # ScaledActivation has "scales"), compressed-tensors, ModelOpt, bitsandbytes in 8 bits, FP8.
 _OF = r"(weight|input|output|act|activation|pre_quant|smooth|smoothing|channel)_(global_)?"
 PART = re.compile(
     rf"q?scales|q?zeros|qweight|g_idx|SCB|scale_inv|zero_points?|.*_amax|"
     rf"{_OF}(scales?|scale_inv|zeros?|zero_points?|shape|packed|g_idx)"
 )
-# These change no weight: the scales of a quantized cache of keys and values, which ours is not
+# These change no weight: the scales of a quantized KV cache, which libnf4 does not quantize
 # (compressed-tensors' KVCacheScaleType), and buffers that a model computes itself, which older
 # versions of transformers stored.
 _HARMLESS = re.compile(
@@ -30,8 +30,8 @@ _DENSE_DTYPES = ("F64", "F32", "F16", "BF16", "C64", "BOOL", "I64", "U64")
 
 
 def is_harmless(info: TensorInfo) -> bool:
-    """Tells whether a model computes the same without this tensor. A bias of several dimensions is
-    the mask of causal attention."""
+    """Tells if a model computes the same without this tensor. A bias of several dimensions is the
+    mask of causal attention."""
     last = info.name.rpartition(".")[2]
     is_mask = last == "bias" and len(info.shape) > 2
     return is_mask or _HARMLESS.fullmatch(last) is not None
@@ -59,8 +59,8 @@ def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
 
 
 def strangers(checkpoint: Checkpoint, found: Survey) -> list[FormatError]:
-    """Returns the errors of without_place. Asks for the model only where a dense tensor beside
-    4-bit weights is neither a weight nor a bias; none where no model can be asked."""
+    """Returns the errors of without_place. Builds the model only if a dense tensor beside 4-bit
+    weights is neither a weight nor a bias. Returns no error if no model can be built."""
     unusual = any(
         not (name.endswith((".weight", ".bias")) or is_harmless(info))
         for name, info in found.dense.items()

@@ -1,4 +1,5 @@
-"""Which tensors of a checkpoint transformers loads as 4-bit weights, by the modules of the model.
+"""Determines from a model's modules which tensors of a checkpoint transformers loads as 4-bit
+weights.
 
 The model is built on torch's meta device: no weight takes memory. Needs torch and transformers, but
 not bitsandbytes. architecture.py runs `main` in a process of its own.
@@ -40,7 +41,7 @@ from nf4.checkpoint.stacks import names_of, parameter_of, parts_problem
 
 
 def model_class(config: Mapping[str, Any]) -> type[transformers.PreTrainedModel]:
-    """transformers' own class for config.json; LookupError if it has none."""
+    """Returns transformers' own class for config.json. Raises LookupError if it has none."""
     name = config["architectures"][0]
     found = getattr(transformers, name, None)
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
@@ -54,7 +55,7 @@ def model_class(config: Mapping[str, Any]) -> type[transformers.PreTrainedModel]
 def build(
     kind: type[transformers.PreTrainedModel], config: transformers.PretrainedConfig
 ) -> transformers.PreTrainedModel:
-    """The model on the meta device, as from_pretrained builds it before it loads weights."""
+    """Builds the model on the meta device, as from_pretrained does before it loads weights."""
     config._attn_implementation = "eager"
     with contextlib.ExitStack() as stack:
         for context in kind.get_init_context(torch.float32, True, False, None):
@@ -62,7 +63,7 @@ def build(
         return kind(config)
 
 
-# The names of what bitsandbytes' integration replaces, where a module is not kept dense.
+# The names of the modules that transformers' bitsandbytes integration replaces.
 _REPLACED = ("Linear", "Conv1D")
 
 
@@ -73,8 +74,8 @@ class LoadPlan:
     def __init__(self, model: transformers.PreTrainedModel):
         method = SimpleNamespace(quant_method=QuantizationMethod.BITS_AND_BYTES)
         quantizer = Bnb4BitHfQuantizer(method, pre_quantized=True)
-        # Fused experts that the loader takes apart only if the model is quantized: the tensors of
-        # a dense checkpoint are then not found.
+        # The loader splits fused experts only if the model is quantized; it then does not find the
+        # tensors of a dense checkpoint.
         kinds = {type(module).__name__ for module in model.modules()}
         self.taken_apart = sorted(kinds & MODULES_TO_PATCH_FOR_QUANTIZATION.keys())
         kept = quantizer.get_modules_to_not_convert(model, [], model._keep_in_fp32_modules)
@@ -85,7 +86,8 @@ class LoadPlan:
         self.parameters = dict(model.state_dict(keep_vars=True))
         self.modules = dict(model.named_modules())
         self._buffers = {name for name, _ in model.named_buffers()}
-        # Exactly what transformers.integrations.bitsandbytes.replace_with_bnb_linear replaces.
+        # These are exactly the modules that
+        # transformers.integrations.bitsandbytes.replace_with_bnb_linear replaces.
         self.linear = {
             name: module
             for name, module in self.modules.items()
@@ -108,8 +110,8 @@ class LoadPlan:
         self._parts = sorted(parts - {""})
 
     def target(self, tensor: str) -> tuple[str, str | None]:
-        """The parameter that a tensor is loaded into, and the source pattern of its converter, as
-        convert_and_load_state_dict_in_model finds them."""
+        """Returns the parameter that a tensor is loaded into, and the source pattern of its
+        converter, as convert_and_load_state_dict_in_model finds them."""
         if tensor not in self._targets:
             self._targets[tensor] = self._find_target(tensor)
         return self._targets[tensor]
@@ -122,14 +124,15 @@ class LoadPlan:
         return found
 
     def is_ignored(self, weight: str) -> bool:
-        """Whether a weight is none of the model's, and its class says that checkpoints have it."""
+        """Tells if the model lacks a weight and its class says that checkpoints may have it."""
         target = self.target(weight)[0]
         return target not in self.parameters and any(
             re.search(pattern, target) for pattern in self._ignored
         )
 
     def unexpected(self, tensors: Iterable[str]) -> list[str]:
-        """The tensors of a checkpoint that the model has no place for, and does not ignore."""
+        """Returns the tensors of a checkpoint that the model has no place for and does not
+        ignore."""
         known = self.parameters.keys() | self._buffers
         return [
             name
@@ -149,7 +152,7 @@ class LoadPlan:
         ]
 
     def loads_parts(self, tensor: str, target: str, pattern: str | None) -> bool:
-        """Would the tensors of a 4-bit weight arrive together at `target`?"""
+        """Tells if the tensors of a 4-bit weight would all be loaded into `target`."""
         if pattern not in self._generic:
             return False
         for part in self._parts:
@@ -159,7 +162,7 @@ class LoadPlan:
         return True
 
     def dense_reason(self, tensor: str, shape: Sequence[int]) -> str | None:
-        """Why transformers cannot load this weight as a 4-bit one; None if it can."""
+        """Says why transformers cannot load this weight as a 4-bit one; None if it can."""
         if self.taken_apart:
             return f"{self.taken_apart[0]} of the model does not load from a 4-bit checkpoint"
         target, pattern = self.target(tensor)
@@ -178,13 +181,13 @@ class LoadPlan:
         return None if self.loads_parts(tensor, target, pattern) else "merged or split on loading"
 
     def fits(self, tensor: str, shape: Sequence[int]) -> bool:
-        """Has the model a parameter of this name and shape?"""
+        """Tells if the model has a parameter of this name and shape."""
         parameter = self.parameters.get(self.target(tensor)[0])
         return parameter is not None and tuple(parameter.shape) == tuple(shape)
 
     def stacks(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
-        """What stacks.Stack is made of, for the parameters of experts, by their names. shapes: of
-        the dense tensors of a checkpoint."""
+        """Returns the fields of stacks.Stack for each parameter of experts, by name. shapes: those
+        of the dense tensors of a checkpoint."""
         sources: dict[str, dict[str | None, list[str]]] = {}
         for tensor in shapes:
             target, pattern = self.target(tensor)
@@ -214,8 +217,8 @@ class LoadPlan:
         sources: Mapping[str | None, list[str]],
         shapes: Mapping[str, Sequence[int]],
     ) -> tuple[list[list[str]], str | None]:
-        """parts and problem of Stack. sources: the tensors of a parameter by the patterns of its
-        converter."""
+        """Returns parts and problem of Stack. sources: the tensors of a parameter by the patterns
+        of its converter."""
         shape = tuple(self.parameters[full].shape)
         tensors = [tensor for group in sources.values() for tensor in group]
         if not tensors:
@@ -238,14 +241,15 @@ class LoadPlan:
         return ([], problem) if problem else (parts, None)
 
     def _stored_name(self, full: str, parts: list[list[str]]) -> str:
-        """In the checkpoint's way where its matrices tell that, else as the model calls it."""
+        """Returns the stack's name in the checkpoint if the names of its matrices tell it, else its
+        name in the model."""
         if not parts or len(parts[0]) == 1:
             return parts[0][0] if parts else full
         name, pattern = rename_source_key(parts[0][0], [], self._converters)
         return full if pattern is None or pattern in self._generic else name
 
     def stack_of(self, weights: Iterable[str]) -> dict[str, str]:
-        """The parameters of 4-bit stacks, by the names of both."""
+        """Maps the names of 4-bit stacks to the names of their parameters."""
         found = {name: self.target(parameter_of(name))[0] for name in weights}
         return {name: each for name, each in found.items() if each in self.parameters}
 
@@ -255,7 +259,7 @@ class LoadPlan:
         others: Mapping[str, Sequence[int]] | None = None,
         weights: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """What architecture.Model is made of, for the tensors of a checkpoint: the names of the
+        """Returns the fields of architecture.Model for the tensors of a checkpoint: the names of
         matrices and of other dense tensors -> shape, and the names of 4-bit stacks."""
         reasons = {name: self.dense_reason(name, shape) for name, shape in shapes.items()}
         others = others or {}
@@ -276,26 +280,27 @@ class LoadPlan:
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:
-    """Expert 10 comes after expert 9."""
+    """A sort key that puts expert 10 after expert 9."""
     return [(int(part) if part.isdecimal() else -1, part) for part in name.split(".")]
 
 
 def _stacks_matrices(operations: Sequence[Any]) -> bool:
-    """Do these put matrices of experts together, the parts of each along its outputs?"""
+    """Tells if these operations stack the matrices of experts, and join the parts of each along its
+    outputs."""
     kinds = [(type(each), getattr(each, "dim", None)) for each in operations]
     return kinds in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """LoadPlan.answer to {"config": config.json, "shapes", "others", "weights"}; LookupError or
-    whatever the model's constructor raises if it cannot be built."""
+    """Returns LoadPlan.answer to {"config": config.json, "shapes", "others", "weights"}. Raises
+    LookupError, or any error of the model's constructor, if the model cannot be built."""
     kind = model_class(request["config"])
     model = build(kind, model_config(kind, request["config"]))
     return LoadPlan(model).answer(request["shapes"], request["others"], request["weights"])
 
 
 def main() -> None:
-    """Answer a request on stdin as JSON on stdout: a line behind a mark, because libraries print,
-    too."""
+    """Answers a request on stdin as JSON on stdout, in a line that begins with a mark, because
+    libraries print too."""
     transformers.logging.set_verbosity_error()
     print(f"\n{ANSWER_MARK}{json.dumps(answer(json.load(sys.stdin)))}", flush=True)

@@ -1,8 +1,9 @@
-"""Decides what of a config.json may reach transformers, for everything that builds a model.
+"""Decides which parts of a config.json may reach transformers, for all code that builds a model.
 
-config.json is not trusted, and transformers fetches or loads by some of its values: kernels, remote
-code, backbones, other files, timm's weights. Numbers, flags and plain words pass. A string that can
-name a repository, a file or an address passes only under a key that is known to be mere text.
+config.json is not trusted, and some of its values make transformers fetch or load something:
+kernels, remote code, backbones, other files, timm's weights. Numbers, flags and plain words pass. A
+string that can name a repository, a file or an address passes only under a key that is known to be
+plain text.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import transformers
 
-# The implementations that are code of torch and transformers. Any other word is left out, so that
-# transformers chooses: it may fetch a kernel for it.
+# The implementations in torch and transformers. Any other word is left out, because transformers
+# might fetch a kernel for it; transformers then chooses.
 _IMPLEMENTATIONS = {
     "attn_implementation": {"eager", "sdpa", "flex_attention"},
     "experts_implementation": {"eager", "batched_mm", "grouped_mm"},
 }
 _DTYPES = {"float16", "bfloat16", "float32", "float64"}
-# Left out at any depth: they say where code or weights are, or how to run the model, or they
-# replace a part of the configuration's class. Who builds a model knows its quantization.
+# Keys left out at any depth: they say where code or weights are, or how to run the model, or they
+# replace a part of the configuration's class. The caller sets the quantization.
 _LEFT_OUT = {
     "attribute_map",
     "auto_map",
@@ -40,7 +41,7 @@ _REFUSED = {
     "transformers_weights": "names the file of the weights; expected them under a usual name",
 }
 _PLAIN = re.compile(r"[^/\\@:]*")
-# Transformers shows these to a user, or compares them; it opens nothing by them.
+# transformers only shows or compares these values; it opens nothing with them.
 _TEXT = {"_name_or_path", "name_or_path", "id2label", "label2id", "task_specific_params", "prefix",
          "title_sep", "doc_sep", "vocab_list", "vocabulary_map"}  # fmt: skip
 _FLOAT = "__float__"  # transformers writes what JSON lacks as {"__float__": "Infinity"}
@@ -48,7 +49,7 @@ _FLOAT = "__float__"  # transformers writes what JSON lacks as {"__float__": "In
 
 class _Filter:
     def __init__(self) -> None:
-        self.unnamed: list[tuple[str, ...]] = []  # keys of strings that were left out
+        self.unnamed: list[tuple[str, ...]] = []  # the keys of strings that were left out
 
     def object(self, value: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
         kept = {}
@@ -94,7 +95,8 @@ class _Filter:
 
 
 def _implementation(value: object, option: str, path: tuple[str, ...]) -> Any:
-    """Returns what may pass, or None for nothing. A dict has one for each part of a model."""
+    """Returns the implementation if it may pass, else None. A dict has one for each part of a
+    model."""
     if isinstance(value, dict):
         chosen = {key: _implementation(each, option, (*path, key)) for key, each in value.items()}
         return {key: each for key, each in chosen.items() if each is not None}
@@ -117,8 +119,8 @@ def _require_dtype(value: object, path: tuple[str, ...]) -> None:
 
 
 def _numbers(value: object, path: tuple[str, ...]) -> dict[str, Any] | None:
-    """Arguments of timm.create_model, without the one that fetches weights. Names of files and
-    addresses are among the others, so only numbers and flags may pass."""
+    """Returns arguments for timm.create_model, without the one that fetches weights. The others may
+    name files and addresses, so only numbers and flags pass."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -131,7 +133,7 @@ def _numbers(value: object, path: tuple[str, ...]) -> dict[str, Any] | None:
 
 
 def _require_no_backbone(config: Mapping[str, Any], path: tuple[str, ...]) -> None:
-    """A backbone of another repository, whose config.json transformers fetches."""
+    """Refuses a backbone of another repository, because transformers fetches its config.json."""
     name = config.get("backbone")
     described = isinstance(config.get("backbone_config"), dict)
     if name is None or described or config.get("model_type") == "timm_backbone":
@@ -143,10 +145,12 @@ def _require_no_backbone(config: Mapping[str, Any], path: tuple[str, ...]) -> No
 def model_config(
     kind: type[transformers.PreTrainedModel], config: Mapping[str, Any]
 ) -> transformers.PretrainedConfig:
-    """Returns the configuration of a class of transformers, by what may pass of a config.json.
+    """Returns the configuration for a transformers class from the parts of a config.json that may
+    pass.
 
-    ValueError, which names the key, for what would fetch or load something, for a dtype that torch
-    does not have, and for a string that names a place where the class expects a word.
+    Raises ValueError, which names the key, for a value that would fetch or load something, for a
+    dtype that torch does not have, and for a string that names a place where the class expects a
+    word.
     """
     wanted = _Filter()
     made = kind.config_class.from_dict(wanted.object(config))

@@ -1,4 +1,4 @@
-"""config.json: what it says of 4-bit weights, and what is written into it."""
+"""Checks and writes what config.json says of 4-bit weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from nf4.checkpoint.weights import Survey
 
 
 def write_json(path: str, value: Mapping[str, Any], like: str) -> None:
-    """Write JSON to a new file that is no more open than the file `like`."""
+    """Writes JSON to a new file with no more permissions than the file `like`."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     # Half of a surrogate pair has no UTF-8; Python's escape for it is JSON's.
     write_synced(path, text.encode("utf-8", "backslashreplace"), like)
 
 
 def compute_dtype(config: Mapping[str, Any], survey_dtypes: Iterable[str]) -> str:
-    """The dtype to compute in, by torch's name: the model's own, else that of most weights."""
+    """Returns the dtype to compute in, by torch's name: the model's own, else that of most
+    weights."""
     own = model_dtype(config)
     if own is not None:
         return NF4_TO_TORCH[own]
@@ -41,8 +42,9 @@ def quantization_config(
     skip_modules: list[str],
     experts: bool,
 ) -> dict[str, Any]:
-    """What transformers reads to load the model: the fields that BitsAndBytesConfig writes. With
-    experts in 4 bits, which it would take for missing, nothing tells it that the layers are."""
+    """Returns the quantization_config by which transformers loads the model, with the fields that
+    BitsAndBytesConfig writes. With 4-bit experts it does not name bitsandbytes, whose integration
+    would report the experts as missing."""
     method: dict[str, Any] = {"quant_method": OF_EXPERTS}
     if not experts:
         method = {
@@ -66,8 +68,8 @@ def quantization_config(
 
 
 def config_problems(checkpoint: Checkpoint, survey: Survey) -> list[tuple[str, str]]:
-    """(severity, problem) where config.json contradicts the weights: faults are such that
-    transformers would not load them."""
+    """Returns (severity, problem) for each way in which config.json contradicts the weights. With a
+    fault, transformers would not load them."""
     if checkpoint.directory is None or not checkpoint.config:
         return []
     modules = [module_of(name) for name in survey.weights]
@@ -98,7 +100,7 @@ def _skip_problems(found: Mapping[str, Any], modules: list[str]) -> Iterator[tup
 
 
 def _layout_problems(found: Mapping[str, Any], survey: Survey) -> Iterator[tuple[str, str]]:
-    """Each weight's own quant_state is what counts, so these are no faults."""
+    """Compares the layouts. These are warnings, because each weight's own quant_state counts."""
     weights = [weight for weight in survey.weights.values() if isinstance(weight, BnbWeight)]
     for key, default, kinds in (
         ("bnb_4bit_quant_type", "fp4", {weight.state.format for weight in weights}),

@@ -2,14 +2,14 @@
 
     python -I model_process.py MEMORY CPU_SECONDS FILE_BYTES PATH...
 
-It sets limits, takes PATH... as sys.path and hands over to meta_model.py.
+It sets limits, sets sys.path to PATH..., and runs meta_model.py.
 """
 
 import resource
 import sys
 
-# What transformers imports where it is installed, and what then loads files or code by the name
-# that config.json gives: such models cannot be built.
+# Packages that transformers imports if they are installed, and that then load files or code by a
+# name in config.json. Models that need them cannot be built.
 _REFUSED = ("timm", "detectron2", "kernels")
 
 

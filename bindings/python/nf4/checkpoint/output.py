@@ -21,14 +21,14 @@ from nf4.checkpoint.transaction import (
 )
 from nf4.checkpoint.writer import SafetensorsWriter
 
-# Called with a tensor's name and the number of its bytes that were read.
+# A callback, called with a tensor's name and the number of its bytes that were read.
 Progress = Callable[[str, int], None]
 
 
 def output_target(
     checkpoint: Checkpoint, destination: str, replace: bool
 ) -> FileTarget | DirectoryTarget:
-    """The destination, checked before any work."""
+    """Returns the destination, checked before any work."""
     refuse_overlap(checkpoint.directory or checkpoint.path, destination)
     kind = FileTarget if checkpoint.directory is None else DirectoryTarget
     return kind.check(destination, replace=replace)
@@ -41,8 +41,8 @@ def write_checkpoint(
     target: FileTarget | DirectoryTarget,
     progress: Progress | None,
 ) -> Result:
-    """Write the steps of each file, and the rest of a directory with `config` as its config.json.
-    FormatError if the source changed meanwhile."""
+    """Writes the steps of each file, and the rest of a directory with `config` as its config.json.
+    Raises FormatError if the source changed meanwhile."""
     result = Result()
     if isinstance(target, FileTarget):
         (only,) = steps

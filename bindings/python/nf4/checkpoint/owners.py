@@ -1,9 +1,10 @@
 """Finds the layers of a model whose `weight` is read by the code of a module around them. A 4-bit
-layer in their place would break that code: Mamba multiplies by dt_proj.weight, WavLM hands its
-projections' weights to a function of torch.
+layer in their place would break that code: Mamba multiplies by dt_proj.weight, and WavLM passes its
+projections' weights to a torch function.
 
-The code is that of `forward` and of what it calls by name: methods of its class, and functions
-beside the class that take a module. It is read as source; a class without source has no reads.
+The code is that of `forward` and of what it calls by name: methods of its class, and functions in
+the class's module that take a module. The source is parsed; a class without source counts as
+reading no weight.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from torch import nn
 Chain: TypeAlias = tuple[str, ...]
 Variables: TypeAlias = dict[str, set[Chain]]
 
-# These attributes tell nothing of the numbers, or are true of a 4-bit layer's codes, too.
+# These attributes do not depend on values, or are right for a 4-bit layer's codes too.
 _HARMLESS = {"device", "is_cuda", "is_meta", "requires_grad", "grad"}
-# A function with one of these words looks first whether there are codes, which are uint8, or asks
-# torch whether a fast path may be taken.
+# A function with one of these words first checks for codes, which are uint8, or asks torch if a
+# fast path may be taken.
 _ASKS_FIRST = {"uint8", "has_torch_function"}
 # One with this word does not use a weight's dtype in a quantized model.
 _ASKS_DTYPE = "_is_quantized"
@@ -113,7 +114,7 @@ def _reads(tree: ast.Module, words: set[str]) -> Iterator[Chain]:
     if not functions or not functions[0].args.args:
         return
     variables: Variables = {functions[0].args.args[0].arg: {()}}
-    for _ in range(2):  # a variable may be made of one that is found behind it in the walk
+    for _ in range(2):  # a variable may depend on one that the walk visits later
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign):
                 _bind(node.targets[0], [_chains(node.value, variables)], variables)

@@ -1,5 +1,5 @@
 """Reads how a checkpoint is quantized. transformers, vLLM and the tools of GPTQ, AWQ, AutoRound,
-MLX and ModelOpt write that to places of their own. All of them are read here, and two that disagree
+MLX and ModelOpt write this in different places. All of them are read here, and two that disagree
 are refused."""
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ MLX = "mlx"
 _KEYS = ("quantization_config", "compression_config")
 # MLX writes this one at the top alone.
 _KEY_OF_MLX = "quantization"
-# Other names of the same keys, by method, and under None those of all methods. GPTQModel reads
-# them all.
+# Other names of the same keys, by method; None: for all methods. GPTQModel reads them all.
 _ALIASES: dict[str | None, dict[str, str]] = {
     None: {"w_bit": "bits", "wbits": "bits", "q_group_size": "group_size"},
     "gptq": {"format": "checkpoint_format"},
     "awq": {"format": "version", "checkpoint_format": "version"},
 }
-# The keys that say what a weight's bytes mean, which two places must agree on.
+# The keys that say what a weight's bytes mean. Two places must agree on them.
 _DECISIVE = (
     "bits", "group_size", "checkpoint_format", "version", "format", "packing_format", "pack_dtype",
     "is_marlin_format", "sym", "zero_point", "desc_act", "data_type", "dynamic", "extra_config",
     "config_groups", "sparsity_config", "transform_config", "load_in_4bit", "load_in_8bit",
 )  # fmt: skip
-# Where no place names a method, a config is of the first one that has such a key.
+# If no place names a method, a config belongs to the first method with one of its keys here.
 _KEYS_OF_METHODS = {
     "compressed-tensors": ("config_groups",),
     "auto-round": ("packing_format", "autoround_version"),
@@ -45,18 +44,18 @@ _KEYS_OF_METHODS = {
     "awq": ("zero_point", "version"),
     "gptq": ("desc_act", "damp_percent", "true_sequential", "checkpoint_format", "sym"),
 }
-# A file without such a key is then of the tool that uses its name: AutoGPTQ and GPTQModel, AutoAWQ.
+# A file without such a key belongs to the tool that uses its name: AutoGPTQ and GPTQModel, AutoAWQ.
 _METHOD_OF_FILE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-# One tool alone writes each of these, a key and a file, and so they name the method.
+# Only one tool writes each of these, a key and a file, so they name the method.
 _METHOD_OF_PLACE = {_KEY_OF_MLX: MLX, "hf_quant_config.json": "modelopt"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantization:
-    """Holds what a checkpoint says of its quantization.
+    """The settings of a checkpoint's quantization.
 
     method  the tool's, in its usual spelling; None if it is not said
-    config  its settings, as config.json may have them: under their usual keys, too
+    config  its settings, also under their usual keys
     path    the path of the file that says so
     place   the file's name, and where in it
     """
@@ -75,7 +74,7 @@ def config_path(checkpoint: Checkpoint) -> str:
 
 def quantization(checkpoint: Checkpoint) -> Quantization | None:
     """Returns what all places say of the checkpoint's quantization, or None if there are none.
-    Raises FormatError where two disagree, or one is no object."""
+    Raises FormatError if two disagree, or if one is not an object."""
     places = list(_places(checkpoint))
     if not places:
         return None
@@ -156,7 +155,7 @@ class _Place(NamedTuple):
 
 
 def _places(checkpoint: Checkpoint) -> Iterator[_Place]:
-    """Yields all places that say it. A block that is null or empty says nothing."""
+    """Yields all places with such a block. A block that is null or empty is ignored."""
     config = config_path(checkpoint)
     for path, block in _blocks(checkpoint.config):
         if block:
@@ -170,13 +169,13 @@ def _place(block: Any, path: str, place: str, name: str) -> _Place:
     if not isinstance(block, dict):
         raise FormatError(path, f"{place.rpartition(' ')[2]} is not an object")
     inner = block.get(_KEYS[0])
-    if isinstance(inner, dict):  # as compressed-tensors once wrote it, beside sparsity_config
+    if isinstance(inner, dict):  # older compressed-tensors wrote it so, beside sparsity_config
         block = {**{key: each for key, each in block.items() if key != _KEYS[0]}, **inner}
     return _Place(block, path, place, name)
 
 
 def _with_usual_keys(method: str | None, block: Mapping[str, Any]) -> dict[str, Any]:
-    """ValueError where two keys for the same differ."""
+    """Adds the usual keys. Raises ValueError if two keys for the same setting differ."""
     aliases = {**_ALIASES[None], **_ALIASES.get(method, {})}
     found: dict[str, Any] = {}
     said: dict[str, str] = {}
@@ -190,7 +189,7 @@ def _with_usual_keys(method: str | None, block: Mapping[str, Any]) -> dict[str, 
 
 
 def _difference(one: Quantization, other: Quantization) -> str | None:
-    """Returns a sentence on the first key that both say differently; None where they agree."""
+    """Returns a sentence on the first key on which both differ; None if they agree."""
     pairs = [("quant_method", one.method, other.method)]
     pairs += [(key, one.config.get(key), other.config.get(key)) for key in _DECISIVE]
     for key, own, theirs in pairs:

@@ -1,5 +1,5 @@
-"""What quantizing makes of the dense tensors of a model, in a file or in memory: which stay dense,
-the tensors of those that become 4-bit, and the quantization_config for all."""
+"""Plans the quantization of a model's dense tensors, in a file or in memory: which stay dense, the
+tensors of those that become 4-bit, and the quantization_config."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class QuantizeOptions:
     format           "nf4", "fp4" or "int4"
     blocksize        weights for each scale: a power of two, 32..4096
     nested           double quantization: 8-bit scales
-    storage          torch's name of the dtype that packed bytes are viewed as
+    storage          torch's name of the dtype as which packed bytes are viewed
     skip             patterns of modules to leave dense besides the default ones
     only             patterns of the modules to quantize; empty: the default rules
     compute          torch's name of the dtype to compute in; None: the model's own
     allow_nonfinite  accept NaN (stored as 0) and Inf (as the largest of its block)
     threads          CPU threads; 0: all
 
-    Of nf4 and fp4 alone: blocksize, nested, storage, compute, and
+    Only for nf4 and fp4: blocksize, nested, storage, compute, and
 
-    experts          quantize stacks of experts, too. transformers loads these once nf4.torch is
+    experts          quantize stacks of experts too. transformers loads these if nf4.torch is
                      imported
 
-    Of int4 alone:
+    Only for int4:
 
     layout           "gptq", "gptq_v2", "awq" or "compressed-tensors"
     group_size       columns for each scale: a multiple of 8; -1: the whole row
@@ -89,8 +89,8 @@ def dense_reasons(
     rules: Rules,
     options: QuantizeOptions,
 ) -> dict[str, str | None]:
-    """Why each dense tensor stays dense; None if it becomes 4-bit. OptionError for a pattern that
-    names none of them."""
+    """Returns why each dense tensor stays dense; None if it becomes 4-bit. Raises OptionError for a
+    pattern that names none of them."""
     known = rules.model.stacks.values() if options.experts and rules.model is not None else ()
     stacks = [name for stack in known for name in (stack.name, stack.parameter)]
     unknown = rules.unmatched([*map(module_of, dense), *stacks])
@@ -106,7 +106,7 @@ def dense_reasons(
 
 
 def _integer_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> str | None:
-    """Why this layout cannot hold a matrix that may become 4-bit."""
+    """Says why this layout cannot hold a matrix that may become 4-bit."""
     rows, cols = info.shape
     if is_transposed(info.name, rules.types):
         return "Conv1D"
@@ -122,8 +122,8 @@ def _ungrouped(options: QuantizeOptions) -> str:
 def group_size_problem(
     dense: Mapping[str, TensorInfo], reasons: Mapping[str, str | None], options: QuantizeOptions
 ) -> str | None:
-    """Says how many of the matrices that the layout can hold the group size leaves dense, and which
-    size leaves none; None where it leaves none itself. reasons: of dense_reasons."""
+    """Says how many matrices stay dense because of the group size alone, and with which group size
+    none would; None if there are none. reasons: from dense_reasons."""
     if options.format != "int4":
         return None
     misfit = LAYOUTS[options.layout].misfit
@@ -147,14 +147,15 @@ def group_size_problem(
 def stacks_of(
     dense: Mapping[str, TensorInfo], rules: Rules, options: QuantizeOptions, why: str
 ) -> tuple[list[Stack], list[str]]:
-    """The stacks of experts that become 4-bit, and warnings of those that cannot. OptionError where
-    that cannot be told or done. why: the second of choose_rules."""
+    """Returns the stacks of experts that become 4-bit, and warnings of those that cannot. Raises
+    OptionError if the stacks are unknown or cannot be quantized. why: the second result of
+    choose_rules."""
     if not options.experts:
         return [], []
     if rules.model is None:
         raise OptionError(f"experts are quantized by a model of transformers, not by {why}")
     stacks, already = list(rules.model.stacks.values()), {*rules.model.stack_of.values()}
-    # Those of one module are computed together.
+    # The stacks of one module are computed together.
     reasons: dict[str, str | None] = {}
     for stack in stacks:
         reasons[stack.module] = reasons.get(stack.module) or stack.dense_reason(dense)
@@ -172,12 +173,12 @@ def stacks_of(
 
 
 def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Stack]:
-    """By the patterns of modules. OptionError where there are none, for one of two that are
-    computed together, and for experts that do not begin with a block."""
+    """Chooses stacks by the patterns of modules. Raises OptionError if there are none, if only one
+    of two that are computed together is chosen, or if experts do not begin with a block."""
     if not stacks:
         raise OptionError(
-            "experts is True, and the model has none whose products transformers lets others "
-            "compute; expected False"
+            "experts is True, but the model has no experts whose products transformers lets other "
+            "libraries compute; expected False"
         )
 
     def named(patterns: Sequence[str], stack: Stack) -> bool:
@@ -207,7 +208,8 @@ def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Sta
 
 
 def plan_of_stack(stack: Stack, dtype: str, options: QuantizeOptions) -> Plan:
-    """dtype: of the dense tensors, as files say. OptionError for others than those of weights."""
+    """Plans the tensors of a stack. dtype: the dense tensors' dtype in a file. Raises OptionError
+    if that is not a dtype of weights."""
     if dtype not in FILE_TO_NF4:
         expected = ", ".join(FILE_TO_NF4)
         raise OptionError(f"{stack.parameter}: dtype {dtype}; expected one of {expected}")
@@ -229,13 +231,13 @@ def _storable(plan: Plan) -> Plan:
 
 
 def plan_of(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan | Int4Plan:
-    """The tensors of a dense one that becomes 4-bit."""
+    """Plans the tensors for a dense tensor that becomes 4-bit."""
     plan = _integer_plan if options.format == "int4" else _bnb_plan
     return plan(info, rules, options)
 
 
 def _integer_plan(info: TensorInfo, _rules: Rules, options: QuantizeOptions) -> Int4Plan:
-    # The layouts have no scales of float32.
+    # The layouts do not support float32 scales.
     scales = "F16" if info.dtype == "F32" else info.dtype
     rows, cols = info.shape
     layout, size = LAYOUTS[options.layout], options.group_size
@@ -261,8 +263,8 @@ def config_of(
     config: Mapping[str, Any],
     quantized: Mapping[str, Weight] | None = None,
 ) -> dict[str, Any]:
-    """quantization_config for these weights. dense: the tensors that stay dense. config: that of
-    the model. quantized: the weights that were 4-bit before."""
+    """Returns the quantization_config for these weights. dense: the tensors that stay dense.
+    config: the model's. quantized: the weights that were 4-bit before."""
     before = quantized or {}
     if options.format == "int4":
         integers = [plan for plan in plans if isinstance(plan, Int4Plan)]

@@ -75,23 +75,23 @@ class SafetensorsFile(Closing):
         return data
 
     def read(self, info: TensorInfo) -> np.ndarray:
-        """The bytes of a tensor: uint8 [nbytes], aligned for any dtype."""
+        """Reads the bytes of a tensor: uint8 [nbytes], aligned for any dtype."""
         data = np.empty(info.nbytes, np.uint8)
         self.read_into(info, 0, memoryview(data))
         return data
 
     def read_into(self, info: TensorInfo, begin: int, view: memoryview) -> None:
-        """The bytes of a tensor from `begin` on, as many as fit into a view of bytes."""
+        """Reads the bytes of a tensor from `begin` on, as many as fit into a view of bytes."""
         if not 0 <= begin <= info.nbytes - len(view):
             raise ValueError(f"bytes {begin} to {begin + len(view)} of {info.nbytes}")
         self._pread_into(view, self._data_start + info.begin + begin)
 
     def array(self, info: TensorInfo) -> np.ndarray:
-        """A tensor of a dtype in NUMPY as an array of its shape."""
+        """Reads a tensor of a dtype in NUMPY as an array of its shape."""
         return self.read(info).view(NUMPY[info.dtype]).reshape(info.shape)
 
     def pieces(self, info: TensorInfo) -> Iterator[tuple[int, memoryview]]:
-        """The bytes of a tensor as (offset, piece); each piece is valid until the next."""
+        """Yields the bytes of a tensor as (offset, piece). Each piece is valid until the next."""
         buffer = memoryview(bytearray(min(PIECE_BYTES, info.nbytes)))
         for offset in range(0, info.nbytes, PIECE_BYTES):
             piece = buffer[: min(PIECE_BYTES, info.nbytes - offset)]
@@ -99,8 +99,8 @@ class SafetensorsFile(Closing):
             yield offset, piece
 
     def check_unchanged(self) -> None:
-        """FormatError if the file was written to since it was opened: the data read may then mix
-        old and new bytes."""
+        """Raises FormatError if the file was written to since it was opened, because the data read
+        may then mix old and new bytes."""
         now = os.fstat(self._fd)
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise FormatError(self.path, "changed while it was read")

@@ -1,5 +1,5 @@
-"""Converts integer weights from one layout to another, bit for bit: codes, zero points and scales
-stay what they are, and only their order changes."""
+"""Converts integer weights from one layout to another, bit for bit: only the order of codes, zero
+points and scales changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _REMOVED = (
 
 @dataclasses.dataclass(frozen=True)
 class Repack:
-    """A weight to another layout."""
+    """The step that converts a weight to another layout."""
 
     checkpoint: Checkpoint
     weight: Int4Weight
@@ -81,7 +81,7 @@ class Repack:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """What the data of all weights says. symmetric: all zero points are 8. act_order: there is a
+    """Facts about the data of all weights. symmetric: all zero points are 8. act_order: there is a
     g_idx that matters. borrows: there are zero points of 0."""
 
     symmetric: bool
@@ -90,7 +90,8 @@ class _Found:
 
 
 def _read(checkpoint: Checkpoint, weights: list[Int4Weight], to: Layout) -> _Found:
-    """Read the zero points and g_idx of all weights; FormatError for what `to` cannot hold."""
+    """Reads the zero points and g_idx of all weights. Raises FormatError if `to` cannot hold
+    them."""
     symmetric, act_order, borrows = True, False, False
     for weight in weights:
         problem = to.misfit(weight.shape)
@@ -109,7 +110,8 @@ def _read(checkpoint: Checkpoint, weights: list[Int4Weight], to: Layout) -> _Fou
 def _config(
     checkpoint: Checkpoint, found: Survey, steps: list[Repack], settings: Settings | None
 ) -> dict[str, Any]:
-    """config.json of the output; FormatError for what its quantization_config cannot say."""
+    """Returns config.json of the output. Raises FormatError if its quantization_config cannot
+    describe the weights."""
     plans = [step.plan for step in steps]
     to, said = plans[0].layout, quantization(checkpoint)
     config = untied(without_quantization(checkpoint.config), found)
@@ -133,16 +135,16 @@ def convert_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Convert the integer weights of a checkpoint to another layout, lossless: a dequantized
+    """Converts the integer weights of a checkpoint to another layout without loss: a dequantized
     weight has the same bits before and after.
 
     layout: "gptq", "gptq_v2", "awq" or "compressed-tensors". Scales stay fp16 or bf16. Symmetric
     weights stay symmetric. Dense tensors are copied bit for bit. source, destination, replace and
-    progress: as of quantize_checkpoint.
+    progress: as in quantize_checkpoint.
 
-    Raises FormatError, also for what the layout cannot hold (a g_idx in awq, rows or columns that
-    are not a multiple of 8), OptionError, OutputRefused and OSError;
-    the destination is then unchanged.
+    Raises FormatError, also for a weight that the layout cannot hold (a g_idx in awq, rows or
+    columns that are not a multiple of 8), OptionError, OutputRefused and OSError; the destination
+    is then unchanged.
     """
     to = LAYOUTS.get(layout)
     if to is None:
@@ -184,7 +186,7 @@ def _steps(
     symmetric: bool,
     act_order: bool,
 ) -> dict[str, list[Step]]:
-    """The steps for each file. A weight goes where its codes were."""
+    """Returns the steps for each file. A weight goes where its codes were."""
     packed = found.by_packed()
 
     def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:

@@ -1,4 +1,4 @@
-"""Which weights of a dense model become 4-bit, and how transformers is told.
+"""Decides which weights of a dense model become 4-bit, and writes that for transformers.
 
 transformers replaces nn.Linear and Conv1D, not their subclasses, by 4-bit layers, except those
 that llm_int8_skip_modules names. It must replace exactly the modules whose weights are 4-bit, or
@@ -21,7 +21,7 @@ from nf4.checkpoint.skips import SkipMatcher, is_simple, skip_entries
 from nf4.checkpoint.stacks import is_stack
 from nf4.checkpoint.weights import Survey
 
-# nn.Embedding modules whose names do not say "embed".
+# nn.Embedding modules whose names do not contain "embed".
 _EMBEDDINGS = {"wte", "wpe", "shared", "relative_attention_bias"}
 # Output layers, often tied to the embeddings; trained anew for each task; sensitive.
 _HEADS = {
@@ -40,7 +40,8 @@ _HEADS = {
 _HEAD_SUFFIXES = ("predictions.decoder", "lm_head.decoder", "pred_layer.proj")
 _TOP_LEVEL_HEADS = {"proj_out", "output", "decoder"}
 _ROUTERS = {"gate", "router", "shared_expert_gate"}
-# Kept in float32 by transformers (PreTrainedModel._keep_in_fp32_modules), so never converted.
+# transformers keeps these in float32 (PreTrainedModel._keep_in_fp32_modules), so they are never
+# converted.
 _KEPT_IN_FP32 = {
     "wo": {"t5", "mt5", "umt5", "udop", "pop2piano"},
     "qformer": {"blip-2", "instructblip", "instructblipvideo"},
@@ -51,7 +52,7 @@ _CONV1D_MODELS = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clv
 _CONV1D_LAYERS = {"c_attn", "c_proj", "c_fc", "q_attn"}
 # Models whose linear layers are of a subclass of nn.Linear.
 _LINEAR_SUBCLASSES = {"falcon": "FalconLinear", "ibert": "QuantLinear"}
-# Heads of a model that its file lacks where they are tied: by the end of the class name.
+# Heads that a model's file lacks if they are tied, by the end of the class name.
 _ABSENT_HEADS = {
     "ForCausalLM": ("lm_head",),
     "LMHeadModel": ("lm_head",),
@@ -68,17 +69,18 @@ _ABSENT_HEADS = {
 
 
 def module_of(tensor: str) -> str:
-    """The module that a weight belongs to: its name without the last part."""
+    """Returns the module that a weight belongs to: its name without the last part."""
     return tensor.rpartition(".")[0]
 
 
 def is_matrix(info: TensorInfo) -> bool:
-    """Whether this tensor is a matrix named as the weight of a module."""
+    """Tells if this tensor is a matrix named as the weight of a module."""
     return len(info.shape) == 2 and info.name.endswith(".weight") and len(info.name) > 7
 
 
 def matrix_shapes(found: Survey, types: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of all matrices in a dense file, also of those that are 4-bit: name -> shape."""
+    """Returns the shapes of all matrices in a dense file, including those that are 4-bit: name ->
+    shape."""
     dense = {name: info.shape for name, info in found.dense.items() if is_matrix(info)}
     return dense | {
         name: transposed_if_conv1d(name, w.shape, types)
@@ -88,13 +90,13 @@ def matrix_shapes(found: Survey, types: Collection[str]) -> dict[str, tuple[int,
 
 
 def architectures(config: Mapping[str, Any]) -> list[str]:
-    """The class names in config.json."""
+    """Returns the class names in config.json."""
     value = config.get("architectures")
     return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
 
 
 def matches(pattern: str, module: str) -> bool:
-    """Whether a pattern of --skip or --only names this module. A pattern is a sequence of whole
+    """Tells if a pattern of --skip or --only names this module. A pattern is a sequence of whole
     name parts ("lm_head", "layers.0"); with *, ? or [] it is a glob over the whole name."""
     if any(mark in pattern for mark in "*?["):
         return fnmatch.fnmatchcase(module, pattern)
@@ -102,7 +104,7 @@ def matches(pattern: str, module: str) -> bool:
 
 
 def model_types(config: Mapping[str, Any]) -> frozenset[str]:
-    """Every model_type of config.json: the model's own and those of its parts."""
+    """Returns every model_type of config.json: the model's own and those of its parts."""
     found: set[str] = set()
     queue: list[Any] = [config]
     while queue:
@@ -117,8 +119,8 @@ def model_types(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def is_transposed(weight: str, types: Collection[str]) -> bool:
-    """Whether a weight is stored as [inputs, outputs] where it is dense, as Conv1D's are. types: as
-    of model_types."""
+    """Tells if a weight is stored as [inputs, outputs] when it is dense, as Conv1D's are. types:
+    from model_types."""
     layer = module_of(weight).rpartition(".")[2]
     return layer in _CONV1D_LAYERS and not _CONV1D_MODELS.isdisjoint(types)
 
@@ -126,7 +128,7 @@ def is_transposed(weight: str, types: Collection[str]) -> bool:
 def transposed_if_conv1d(
     weight: str, shape: tuple[int, ...], types: Collection[str]
 ) -> tuple[int, ...]:
-    """The shape of a 4-bit weight from that of the dense one, or the reverse: swapped where
+    """Returns the shape of a 4-bit weight from that of the dense one, or the reverse: swapped if
     is_transposed."""
     return shape[::-1] if is_transposed(weight, types) else shape
 
@@ -145,8 +147,8 @@ def _is_head(module: str, parts: list[str]) -> bool:
 
 
 def untied(config: Mapping[str, Any], found: Survey) -> dict[str, Any]:
-    """config.json for a checkpoint with these weights: an output head that is 4-bit beside dense
-    embeddings has numbers of its own, whatever config.json says of tied ones."""
+    """Returns config.json for a checkpoint with these weights. A 4-bit output head beside dense
+    embeddings has a weight of its own, even if config.json says that they are tied."""
     key = "tie_word_embeddings"
     modules = [module_of(name) for name in found.weights]
     has_head = any(_is_head(module, module.split(".")) for module in modules)
@@ -161,7 +163,7 @@ def untied(config: Mapping[str, Any], found: Survey) -> dict[str, Any]:
 
 
 def _dense_by_quality(module: str) -> str | None:
-    """Why a layer stays dense though transformers could load it in 4 bits."""
+    """Says why a layer stays dense though transformers could load it in 4 bits."""
     parts = module.split(".")
     if _is_head(module, parts):
         return "output head"
@@ -173,7 +175,7 @@ def _dense_by_quality(module: str) -> str | None:
 
 
 def _dense_by_name(module: str, types: Collection[str]) -> str | None:
-    """Why, by its name, this is not a layer that transformers replaces."""
+    """Says why, judged by its name, this is not a layer that transformers replaces."""
     parts = module.split(".")
     if _is_embedding(parts):
         return "embedding"
@@ -193,7 +195,7 @@ class Rules:
 
     types   the model_types of config.json
     skip    patterns of modules to leave dense besides the default ones
-    only    if not empty: patterns of the modules to quantize, in place of the default rules
+    only    if not empty: patterns of the modules to quantize, instead of the default rules
     model   how transformers loads these tensors; None: rules by name
     shapes  the shapes of the checkpoint's tensors, which show what is not an nn.Linear
     """
@@ -205,7 +207,7 @@ class Rules:
     shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def dense_reason(self, info: TensorInfo) -> str | None:
-        """Why a dense tensor stays dense; None if it becomes 4-bit."""
+        """Says why a dense tensor stays dense; None if it becomes 4-bit."""
         module = module_of(info.name)
         if not module or not info.name.endswith(".weight"):
             return "not a weight of a module"
@@ -228,7 +230,7 @@ class Rules:
         return reason or (None if self.only else self._dense_by_default(module, info.name))
 
     def not_loadable(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Why transformers does not load this weight in 4 bits; None if it does, as far as is
+        """Says why transformers does not load this weight in 4 bits; None if it does, as far as is
         known. shape: (outputs, inputs)."""
         if self.model is not None:
             return self._dense_by_model(name, self.model)
@@ -241,8 +243,8 @@ class Rules:
         return model.reasons[name]
 
     def _dense_by_structure(self, module: str, shape: tuple[int, ...]) -> str | None:
-        """Why, by the tensors beside it and known_models.py, this is not a layer that transformers
-        replaces."""
+        """Says why, judged by the tensors beside it and known_models.py, this is not a layer that
+        transformers replaces."""
         owner, _, last = module.rpartition(".")
         if last == "out_proj" and f"{owner}.in_proj_weight" in self.shapes:
             return "nn.MultiheadAttention"
@@ -257,7 +259,7 @@ class Rules:
         return None
 
     def _dense_by_default(self, module: str, name: str) -> str | None:
-        """Why the default rules leave this weight dense."""
+        """Says why the default rules leave this weight dense."""
         if self.model is None:
             return _dense_by_name(module, self.types) or _dense_by_quality(module)
         if self.model.modules[name] in self.model.dense_by_default:
@@ -265,15 +267,15 @@ class Rules:
         return _dense_by_quality(module)
 
     def unmatched(self, modules: Iterable[str]) -> list[str]:
-        """The patterns that name none of `modules`: probably typing errors."""
+        """Returns the patterns that name none of `modules`, which are probably typing errors."""
         names = list(modules)
         return [p for p in self.skip + self.only if not any(matches(p, name) for name in names)]
 
     def skip_modules(
         self, dense: Iterable[TensorInfo], quantized: Iterable[str], architectures: Iterable[str]
     ) -> list[str]:
-        """llm_int8_skip_modules for these dense tensors and these names of 4-bit weights: every
-        module with a dense matrix, and those of the model whose weights the file lacks."""
+        """Returns llm_int8_skip_modules for these dense tensors and these names of 4-bit weights:
+        every module with a dense matrix, and the model's modules whose weights the file lacks."""
         weights = [info.name for info in dense if is_matrix(info)]
         if self.model is not None:
             modules = self.model.modules
@@ -291,7 +293,7 @@ class Rules:
 
 
 def _absent_heads(architectures: Iterable[str], modules: Iterable[str]) -> set[str]:
-    """The output layers that these classes may have, where `modules` has none of them."""
+    """Returns the output layers that these classes may have, if `modules` has none of them."""
     matcher = SkipMatcher(modules)
     found: set[str] = set()
     for architecture in architectures:
@@ -304,8 +306,8 @@ def _absent_heads(architectures: Iterable[str], modules: Iterable[str]) -> set[s
 def dense_linear(
     dense: Iterable[TensorInfo], quantized: Collection[str], architectures: Iterable[str]
 ) -> list[str]:
-    """The modules with a dense matrix that may be linear layers, and the output layers that a
-    checkpoint lacks where they are tied. quantized: the modules with 4-bit weights."""
+    """Returns the modules with a dense matrix that may be linear layers, and the output layers that
+    a checkpoint lacks because they are tied. quantized: the modules with 4-bit weights."""
     left = {module_of(info.name) for info in dense if is_matrix(info)}
     left = {module for module in left if not _is_embedding(module.split("."))}
     return sorted(left | _absent_heads(architectures, left.union(quantized)))
@@ -314,8 +316,8 @@ def dense_linear(
 def choose_rules(
     config: Mapping[str, Any], found: Survey, skip: tuple[str, ...] = (), only: tuple[str, ...] = ()
 ) -> tuple[Rules, str]:
-    """The rules for a checkpoint with this config.json, and a phrase on their basis: the modules
-    of the model if an installed transformers can build it, else tensor names."""
+    """Returns the rules for a checkpoint with this config.json, and a phrase on their basis: the
+    modules of the model if an installed transformers can build it, else tensor names."""
     types = model_types(config)
     shapes = {name: info.shape for name, info in found.dense.items()}
     try:
@@ -328,9 +330,9 @@ def choose_rules(
 
 
 def replaced_dense(model: Model, found: Survey, skip: object) -> list[str]:
-    """The modules that transformers replaces by 4-bit layers though their weights are dense.
-    skip: llm_int8_skip_modules; None: what transformers skips by default. Empty if the list has
-    entries that SkipMatcher cannot evaluate."""
+    """Returns the modules that transformers replaces by 4-bit layers though their weights are
+    dense. skip: llm_int8_skip_modules; None: the modules that transformers skips by default. Empty
+    if the list has entries that SkipMatcher cannot evaluate."""
     skipped = set(model.dense_by_default)
     if skip is not None:
         if not isinstance(skip, list) or not all(isinstance(e, str) for e in skip):

@@ -1,4 +1,4 @@
-"""Faults in the values of scales, of any kind of weight."""
+"""Finds faults in the values of scales, for any kind of weight."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 def count_problem(
     severity: str, bad: np.ndarray, what: str, part: str
 ) -> Iterator[tuple[str, str]]:
-    """How many elements of a part are bad, if any: (severity, problem)."""
+    """Yields how many elements of a part are bad, if any: (severity, problem)."""
     number = int(np.count_nonzero(bad))
     if number:
         yield severity, f"{part}: {number} of {bad.size} {what}, first at {int(bad.argmax())}"
@@ -21,7 +21,7 @@ def count_problem(
 def scale_problems(
     scales: np.ndarray, part: str, negative: str = "fault"
 ) -> Iterator[tuple[str, str]]:
-    """(severity, problem) of float32 scales; `negative`: the severity of negative ones."""
+    """Yields (severity, problem) for float32 scales; `negative`: the severity of negative ones."""
     yield from count_problem("fault", np.isnan(scales), "are NaN", part)
     yield from count_problem("fault", np.isinf(scales), "are infinite", part)
     yield from count_problem(negative, scales < 0, "are negative", part)

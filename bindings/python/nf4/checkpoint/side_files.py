@@ -1,4 +1,4 @@
-"""The files beside the weights, such as a tokenizer's: which are copied, and copying them.
+"""Finds and copies the files beside the weights, such as a tokenizer's.
 
 A model folder may come from anywhere, so nothing is copied through a link that leaves it, except
 from the blobs of the Hugging Face cache that it is a snapshot in.
@@ -17,7 +17,7 @@ from nf4.checkpoint.files import copy_synced, creation_mode, file_kind
 from nf4.checkpoint.jsonio import MAX_CONFIG_BYTES, parse_value, read_bytes
 from nf4.checkpoint.source import CONFIG_NAME, QUANTIZATION_NAMES, Checkpoint
 
-# All the files that are copied, taken together.
+# The limit on the size of all copied files together.
 MAX_SIDE_BYTES = 1_000_000_000
 _WEIGHT_SUFFIXES = (
     ".safetensors",
@@ -40,8 +40,8 @@ _WEIGHT_SUFFIXES = (
 
 
 def _blobs(folder: Path) -> Path | None:
-    """Where the Hugging Face cache keeps the files of a snapshot: `folder` is, or is in,
-    REPOSITORY/snapshots/REVISION, which links to REPOSITORY/blobs/HASH."""
+    """Returns where the Hugging Face cache keeps the files of a snapshot: `folder` is, or is in,
+    REPOSITORY/snapshots/REVISION, whose files link to REPOSITORY/blobs/HASH."""
     for snapshot in (folder, *folder.parents):
         if snapshot.parent.name == "snapshots":
             return snapshot.parent.parent / "blobs"
@@ -49,7 +49,7 @@ def _blobs(folder: Path) -> Path | None:
 
 
 def _refuse_outside(path: str, directory: str) -> None:
-    """FormatError if `path` leads out of the model folder `directory`."""
+    """Raises FormatError if `path` leads out of the model folder `directory`."""
     target, folder = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
     if target.is_relative_to(folder) or target.parent == _blobs(folder):
         return
@@ -57,8 +57,8 @@ def _refuse_outside(path: str, directory: str) -> None:
 
 
 def _submodules(directory: str) -> set[str]:
-    """The folders in which a sentence-transformers model keeps layers: their weights are part
-    of the model and are copied. FormatError if modules.json does not say which."""
+    """Returns the folders in which a sentence-transformers model keeps layers. Their weights are
+    part of the model and are copied. Raises FormatError if modules.json does not name them."""
     path = os.path.join(directory, "modules.json")
     _refuse_outside(path, directory)
     try:
@@ -76,8 +76,8 @@ def _fail(error: OSError) -> None:
 
 
 def _walk(directory: str, left: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each folder of a model as a relative path, with the names of its files. Hidden ones are
-    skipped. Links to folders of the model are followed; a folder that was visited before goes
+    """Yields each folder of a model as a relative path, with the names of its files. Hidden ones
+    are skipped. Links to folders of the model are followed; a folder that was visited before goes
     to `left`."""
     seen: set[tuple[int, int]] = set()
     for folder, folders, names in os.walk(directory, onerror=_fail, followlinks=True):
@@ -90,14 +90,14 @@ def _walk(directory: str, left: list[str]) -> Iterator[tuple[str, list[str]]]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = [name for name in folders if not name.startswith(".")]
-        # Folders before links to them, so that the link is the one left out.
+        # Folders come before links to them, so that the link is left out.
         folders.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
         yield relative, sorted(name for name in names if not name.startswith("."))
 
 
 def _size(path: str, directory: str) -> int | None:
-    """The size of a file in the model folder, None for a link to nothing. FormatError for what
-    is outside, and for what is not a regular file."""
+    """Returns the size of a file in the model folder; None for a broken link. Raises FormatError
+    for a file outside, and for one that is not a regular file."""
     _refuse_outside(path, directory)
     try:
         status = os.stat(path)
@@ -111,12 +111,12 @@ def _size(path: str, directory: str) -> int | None:
 
 
 def side_files(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
-    """The files of a model folder to copy, and those left out (weights in any format, how the
-    source was quantized, and links to nothing), as relative paths. Neither has hidden files and
-    folders, config.json, and the weights and the index of the checkpoint itself.
+    """Returns the files of a model folder to copy, and those left out (weights in any format,
+    quantization settings, and broken links), as relative paths. Neither includes hidden files and
+    folders, config.json, or the weights and the index of the checkpoint itself.
 
-    Raises FormatError for a link that leaves the folder, also among the files that are not
-    copied but read; for a device, FIFO or socket; and for more than MAX_SIDE_BYTES to copy.
+    Raises FormatError for a link that leaves the folder, also among files that are only read; for a
+    device, FIFO or socket; and for more than MAX_SIDE_BYTES to copy.
     """
     directory = checkpoint.directory
     assert directory is not None
@@ -150,7 +150,7 @@ def side_files(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
 
 
 def files_read(checkpoint: Checkpoint, copied: Iterable[str]) -> list[str]:
-    """Every file that a conversion reads, with those of `copied`."""
+    """Returns every file that a conversion reads, including those in `copied`."""
     found = [file.path for file in checkpoint.files.values()]
     if checkpoint.directory is not None:
         names = [*copied, *checkpoint.beside, CONFIG_NAME]
@@ -160,7 +160,7 @@ def files_read(checkpoint: Checkpoint, copied: Iterable[str]) -> list[str]:
 
 
 def _make_folder(source: str, destination: str, folder: str) -> None:
-    """Make a folder and those above it, no more open than those of the source."""
+    """Makes a folder and those above it, with no more permissions than those of the source."""
     target = os.path.join(destination, folder)
     if folder and not os.path.isdir(target):
         _make_folder(source, destination, os.path.dirname(folder))
@@ -168,7 +168,7 @@ def _make_folder(source: str, destination: str, folder: str) -> None:
 
 
 def copy_side_files(source: str, destination: str, copied: Iterable[str]) -> None:
-    """Copy these files into a new directory."""
+    """Copies these files into a new directory."""
     for path in copied:
         _make_folder(source, destination, os.path.dirname(path))
         copy_synced(os.path.join(source, path), os.path.join(destination, path))

@@ -1,4 +1,4 @@
-"""llm_int8_skip_modules: the modules that transformers leaves as they are.
+"""Evaluates and writes llm_int8_skip_modules, the modules that transformers leaves as they are.
 
 transformers.quantizers.quantizers_utils.should_convert_module leaves a module alone if an entry,
 as a regular expression, matches its name from the start up to a dot or the end, or if the name
@@ -12,19 +12,20 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
-# Only these entries are run as regular expressions, because a file brings them: names, what
-# re.escape makes of names, at most one ".*", and "$" at the end. None fails to compile.
+# Only these entries are run as regular expressions, because they come from a file: names, names
+# escaped by re.escape, at most one ".*", and "$" at the end. All of them compile.
 _PLAIN = r"(?:[\w .:/-]|\\[^\w])*"
 _SIMPLE = re.compile(rf"({_PLAIN})(?:(?<!\\)\.\*({_PLAIN}))?(\$?)")
 _TOKEN = re.compile(r"\\(?P<escaped>[^\w])|(?P<any>\.)|(?P<literal>[^\\.]+)")
-# Bisections and regular expressions that one SkipMatcher runs: a few seconds.
+# The most bisections and regular expressions that one SkipMatcher runs; they take a few seconds.
 MAX_STEPS = 1_000_000
 # Names i to j of a sorted list, which all begin with the same characters.
 _Range = tuple[int, int]
 
 
 def is_simple(entry: str) -> bool:
-    """Can this entry be judged in full? One that is not is judged as a suffix only."""
+    """Tells if this entry can be evaluated in full. Other entries are only evaluated as
+    suffixes."""
     return _SIMPLE.fullmatch(entry) is not None
 
 
@@ -46,7 +47,7 @@ class SkipMatcher:
         return self.steps >= self._max_steps
 
     def skipped(self, entry: str) -> Iterator[str]:
-        """The modules that `entry` skips; some of them twice."""
+        """Yields the modules that `entry` skips, some of them twice."""
         suffix = entry[::-1]
         for i, j in self._with_text(self._reversed, (0, len(self._names)), 0, suffix):
             yield from (name[::-1] for name in self._reversed[i:j])
@@ -55,13 +56,13 @@ class SkipMatcher:
             yield from self._matched(entry, *simple.groups())
 
     def first(self, entry: str) -> str | None:
-        """A module that `entry` skips, or None."""
+        """Returns a module that `entry` skips, or None."""
         return next(self.skipped(entry), None)
 
     def _with_text(
         self, names: list[str], within: _Range, depth: int, text: str
     ) -> Iterator[_Range]:
-        """The part of a range whose names go on with `text` after `depth` characters."""
+        """Yields the part of a range whose names continue with `text` after `depth` characters."""
         end = depth + len(text)
         i = bisect_left(names, text, *within, key=lambda name: name[depth:end])
         j = bisect_right(names, text, i, within[1], key=lambda name: name[depth:end])
@@ -70,7 +71,7 @@ class SkipMatcher:
             yield i, j
 
     def _by_character(self, within: _Range, depth: int) -> Iterator[_Range]:
-        """The parts of a range, one for each character that follows `depth` characters."""
+        """Yields the parts of a range, one for each character that follows `depth` characters."""
         i, end = within
         if len(self._names[i]) == depth:
             i += 1
@@ -124,7 +125,8 @@ class SkipMatcher:
 def skip_entries(
     dense: Iterable[str], quantized: Iterable[str], absent: Iterable[str] = ()
 ) -> list[str]:
-    """llm_int8_skip_modules: entries that skip every module of `dense` and none of `quantized`.
+    """Returns entries for llm_int8_skip_modules that skip every module of `dense` and none of
+    `quantized`.
 
     All experts of a layer share an entry. `absent`: entries for output layers that are tied and
     not in the file; left out where they would skip a module of `quantized`.

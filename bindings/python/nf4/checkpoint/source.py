@@ -32,7 +32,7 @@ QUANTIZATION_NAMES = (
 
 
 def _shards_of_index(path: str) -> dict[str, str]:
-    """weight_map of an index: tensor name -> file name, which must be a plain name."""
+    """Reads weight_map of an index: tensor name -> file name, which must be a plain name."""
     weight_map = read_object(path, "the index").get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise FormatError(path, "it has no weight_map")
@@ -44,8 +44,8 @@ def _shards_of_index(path: str) -> dict[str, str]:
 
 
 def _weights_of_directory(path: str) -> str:
-    """The file in a directory that leads to its weights: a safetensors file or an index.
-    model.safetensors goes before an index, as in transformers."""
+    """Returns the file in a directory that leads to its weights: a safetensors file or an index.
+    model.safetensors is preferred to an index, as in transformers."""
     names = sorted(os.listdir(path))
     for name in (SINGLE_NAME, INDEX_NAME):
         if name in names:
@@ -61,19 +61,19 @@ def _weights_of_directory(path: str) -> str:
 class Checkpoint(Closing):
     """An open checkpoint. A context manager.
 
-    path          what was given: a .safetensors file, a directory, or an index (which stands
-                  for its directory)
-    directory     the directory of a checkpoint that is one, else None
+    path          the path given: a .safetensors file, a directory, or an index (which stands for
+                  its directory)
+    directory     the checkpoint's directory; None for a single file
     index_name    the name of its index file, else None
     files         file name -> SafetensorsFile, in the order of their names
     owner         tensor name -> the SafetensorsFile that holds it
     config        config.json beside the weights of a directory, else {}
-    beside        the files of QUANTIZATION_NAMES that a directory has, likewise, by name
+    beside        the contents of the files of QUANTIZATION_NAMES in a directory, by name
     opened        time.perf_counter() when its opening began
 
-    Raises FormatError for a broken file, OSError for one that cannot be read. With a list for
-    `faults`, what is wrong with single shards goes there instead, and the rest is opened. With
-    `shards` exactly these files are opened, and neither an index nor config.json is looked for.
+    Raises FormatError for a broken file, OSError for one that cannot be read. If `faults` is a
+    list, faults of single shards are appended to it instead, and the rest is opened. If `shards` is
+    given, exactly these files are opened, without an index or config.json.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Checkpoint(Closing):
         file = SafetensorsFile(path)
         self.files[os.path.basename(path)] = file
         twice = self.owner.keys() & file.tensors.keys()
-        # Those that it has alone are its own, even where the error is collected.
+        # Tensors that only this file has belong to it, even if the error is collected.
         for name in file.tensors:
             self.owner.setdefault(name, file)
         if twice:
@@ -160,7 +160,7 @@ class Checkpoint(Closing):
 
     @property
     def model_type(self) -> str | None:
-        """What config.json calls the kind of model, if it does."""
+        """The model_type of config.json, if it has one."""
         value = self.config.get("model_type")
         return value if isinstance(value, str) else None
 
@@ -171,18 +171,18 @@ class Checkpoint(Closing):
         return self.owner[name].tensors[name]
 
     def tensors(self) -> Iterator[tuple[SafetensorsFile, TensorInfo]]:
-        """Every tensor with its file, file by file in the order of the data."""
+        """Yields every tensor with its file, file by file in the order of the data."""
         for file in self.files.values():
             for name, info in file.tensors.items():
                 if self.owner[name] is file:
                     yield file, info
 
     def read(self, name: str) -> np.ndarray:
-        """The bytes of a tensor, uint8 [nbytes]."""
+        """Reads the bytes of a tensor, uint8 [nbytes]."""
         return self.owner[name].read(self.info(name))
 
     def check_unchanged(self) -> None:
-        """FormatError if a file was written to since it was opened."""
+        """Raises FormatError if a file was written to since it was opened."""
         for file in self.files.values():
             file.check_unchanged()
 
@@ -192,8 +192,8 @@ class Checkpoint(Closing):
 
 
 def weight_bytes(path: str) -> int:
-    """The bytes of a checkpoint's weight files, for a progress bar: 0 where that is unclear,
-    which opening it will explain."""
+    """Returns the bytes of a checkpoint's weight files, for a progress bar; 0 if that is unknown.
+    Opening the checkpoint will then say why."""
     try:
         names = os.listdir(path) if os.path.isdir(path) else []
         files = [os.path.join(path, n) for n in names if n.endswith(".safetensors")] or [path]

@@ -1,9 +1,9 @@
 """Stacks of experts in checkpoints.
 
-transformers keeps the experts of a layer in parameters of three dimensions. A dense checkpoint has
-such a parameter as one tensor, or the matrices of each expert, which transformers puts together on
-loading. In 4 bits it is one weight of shape [experts, outputs, inputs], whatever the order of the
-dense dimensions, under the parameter's name and ".weight".
+transformers keeps the experts of a layer in parameters of three dimensions. A dense checkpoint
+stores such a parameter as one tensor, or as a matrix for each expert, which transformers stacks
+when it loads them. In 4 bits it is one weight of shape [experts, outputs, inputs], for any order of
+the dense dimensions, named after the parameter with ".weight".
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Stack:
     parameter   its name in the model
     name        its name in the checkpoint
     shape       (experts, outputs, inputs)
-    transposed  dense, it is [experts, inputs, outputs]
+    transposed  whether the dense parameter is [experts, inputs, outputs]
     parts       the dense tensors: ((name,),) if it is one; else, for each of the matrices of an
                 expert, which follow each other along the outputs, the names of all experts'. Empty
-                if the checkpoint has it otherwise, or not
-    problem     why parts is empty, with the name of a tensor
+                if the checkpoint lacks it or stores it in another way
+    problem     the reason why parts is empty, with the name of a tensor
     """
 
     module: str
@@ -52,7 +52,7 @@ class Stack:
 
     @property
     def weight_name(self) -> str:
-        """Of the 4-bit weight."""
+        """The name of the 4-bit weight."""
         return f"{self.name}.weight"
 
     @property
@@ -60,7 +60,7 @@ class Stack:
         return [name for group in self.parts for name in group]
 
     def dense_reason(self, dense: Mapping[str, TensorInfo]) -> str | None:
-        """Why it cannot become 4-bit; None if it can."""
+        """Says why it cannot become 4-bit; None if it can."""
         absent = next((name for name in self.tensors if name not in dense), None)
         if not self.parts or absent is not None:
             return self.problem or f"{absent} is missing"
@@ -72,7 +72,7 @@ class Stack:
         return None if usual in FILE_TO_NF4 else f"dtype {usual}"
 
     def read(self, checkpoint: Checkpoint) -> np.ndarray:
-        """The dense stack, [experts, outputs, inputs]."""
+        """Reads the dense stack, [experts, outputs, inputs]."""
         if len(self.parts) == 1 and len(self.parts[0]) == 1:
             array = _array(checkpoint, self.parts[0][0])
             return np.ascontiguousarray(array.swapaxes(1, 2)) if self.transposed else array
@@ -94,8 +94,8 @@ def parts_problem(
     shapes: Mapping[str, Sequence[int]],
     shape: tuple[int, int, int],
 ) -> str | None:
-    """Why the matrices of experts, grouped as in Stack, do not make up a parameter of this shape
-    (experts, outputs, inputs); None if they do."""
+    """Says why the matrices of experts, grouped as in Stack, do not make up a parameter of this
+    shape (experts, outputs, inputs); None if they do."""
     experts, rows, cols = shape
     total = 0
     for group in parts:
@@ -122,12 +122,12 @@ def parts_problem(
 
 
 def _expert_of(name: str) -> int:
-    """The last number in the name of a matrix."""
+    """Returns the expert's index: the last number in the name of a matrix."""
     return next((int(each) for each in reversed(name.split(".")) if each.isdecimal()), -1)
 
 
 def _of_expert(expert: int, like: str) -> str:
-    """The name of another expert's matrix."""
+    """Returns the name of another expert's matrix."""
     fields = like.split(".")
     at = max((at for at, each in enumerate(fields) if each.isdecimal()), default=0)
     return ".".join((*fields[:at], str(expert), *fields[at + 1 :]))
@@ -142,22 +142,23 @@ def is_stack(weight: Weight) -> bool:
 
 
 def parameter_of(weight: str) -> str:
-    """The dense parameter's name, from that of a 4-bit stack. A Params4bit in the parameter's own
-    place, as Unsloth keeps stacks, has no ".weight"."""
+    """Returns the dense parameter's name from the name of a 4-bit stack. A Params4bit in the
+    parameter's own place, where Unsloth keeps stacks, has no ".weight"."""
     return weight.removesuffix(".weight")
 
 
 def names_of(experts: Any) -> tuple[str, ...]:
-    """The parameters of a module that are stacks of experts, if transformers lets others compute
-    their products."""
+    """Returns the parameters of a module that are stacks of experts, if transformers lets other
+    libraries compute their products."""
     if not all(hasattr(experts, each) for each in ("has_gate", "is_transposed", "_apply_gate")):
         return ()
     return ("gate_up_proj" if experts.has_gate else "up_proj"), "down_proj"
 
 
 def dense_of(weight: Weight, dense: Checkpoint, stacks: Mapping[str, Stack]) -> np.ndarray:
-    """The dense stack of a 4-bit one, in its order: [experts, outputs, inputs], or that of a
-    parameter in whose own place it is. stacks: those of `dense`, by their names."""
+    """Reads the dense stack of a 4-bit one, in the order of the 4-bit one: [experts, outputs,
+    inputs], or the parameter's order if it is in the parameter's own place. stacks: those of
+    `dense`, by name."""
     if weight.name in dense:
         return _array(dense, weight.name)
     name = parameter_of(weight.name)

@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 
 import numpy as np
 
-import nf4
+from nf4._dequantize import dequantize
 from nf4.checkpoint.bnb import Plan
 from nf4.checkpoint.dtypes import NF4_TO_FILE
 from nf4.checkpoint.errors import FormatError
@@ -31,7 +31,7 @@ _CHECK_ELEMENTS = 1 << 20
 
 @dataclasses.dataclass
 class Result:
-    """What a conversion did.
+    """The result of a conversion.
 
     weights, dense       tensors converted, and copied as dense ones
     elements             elements of the converted weights
@@ -40,7 +40,7 @@ class Result:
     seconds              of the whole conversion
     files                names of the weight files written
     left_out             files beside the weights that were not copied
-    warnings             what failed after the output was in place, and what may not load it
+    warnings             failures after the output was in place, and libraries that may not load it
     chosen_by            what decided which layers become 4-bit, in choice_seconds (quantize only)
     already              weights that were 4-bit, and are copied (quantize only)
     left_dense           why matrices were left dense: reason -> how many (quantize only)
@@ -65,7 +65,7 @@ class Result:
     left_dense: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def count(self, step: Step, elements: int, kernel_bytes: int, started: float) -> None:
-        """Add a weight whose kernel call began at perf_counter() `started` and has just ended."""
+        """Adds a weight whose kernel call began at perf_counter() `started` and has just ended."""
         self.kernel_seconds += time.perf_counter() - started
         self.kernel_bytes += kernel_bytes
         self.weights += 1
@@ -84,7 +84,7 @@ class Step(Protocol):
     def bytes_in(self) -> int: ...
 
     def specs(self) -> Sequence[TensorSpec]:
-        """The tensors that it writes."""
+        """Returns the tensors that it writes."""
 
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         """Read, convert, write."""
@@ -108,7 +108,7 @@ class _FromTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Copy(_FromTensor):
-    """A tensor's bytes, unchanged. dense: it is not part of a 4-bit weight."""
+    """Copies a tensor's bytes. dense: it is not part of a 4-bit weight."""
 
     dense: bool
 
@@ -123,7 +123,7 @@ class Copy(_FromTensor):
 
 @dataclasses.dataclass(frozen=True)
 class Quantize(_FromTensor):
-    """A dense matrix to 4 bits."""
+    """Quantizes a dense matrix to 4 bits."""
 
     plan: Plan | Int4Plan
     transposed: bool
@@ -150,7 +150,7 @@ class Quantize(_FromTensor):
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeStack:
-    """Experts, which may be a tensor each, to one weight in 4 bits."""
+    """Quantizes experts, each of which may be a tensor, to one 4-bit weight."""
 
     checkpoint: Checkpoint
     stack: Stack
@@ -182,19 +182,19 @@ class QuantizeStack:
             writer.write(name, data)
 
     def _raise_nonfinite(self) -> NoReturn:
-        """By the tensor that has it, which may be of one expert."""
+        """Raises a FormatError that names the tensor with the value, which may be one expert's."""
         for name in self.stack.tensors:
             file, info = self.checkpoint.owner[name], self.checkpoint.info(name)
             problem = nonfinite(file.array(info), info.dtype)
             if problem:
                 raise FormatError(file.path, f"{problem} (see --allow-nonfinite)", name)
-        raise AssertionError("the stack has what no tensor of it has")
+        raise AssertionError("the stack has a value that none of its tensors has")
 
 
 @dataclasses.dataclass(frozen=True)
 class Dequantize:
-    """A 4-bit weight to a dense matrix, or experts to a dense stack, of `dtype` (libnf4's name).
-    name: of the dense tensor."""
+    """Dequantizes a 4-bit weight to a dense matrix, or experts to a dense stack, of `dtype`
+    (libnf4's name). name: the dense tensor's."""
 
     checkpoint: Checkpoint
     weight: Weight
@@ -215,7 +215,7 @@ class Dequantize:
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         weight = self.weight.load(self.checkpoint)
         started = time.perf_counter()
-        array = nf4.dequantize(weight, self.dtype, threads=self.threads)
+        array = dequantize(weight, self.dtype, threads=self.threads)
         result.count(self, array.size, array.nbytes + weight.nbytes, started)
         if self.transposed:
             array = np.ascontiguousarray(array.swapaxes(-1, -2))
@@ -223,8 +223,8 @@ class Dequantize:
 
 
 def nonfinite(array: np.ndarray, dtype: str, first: int = 0) -> str | None:
-    """A sentence on the first NaN or Inf of an array; None if there is none. first: the index of
-    its first element in the tensor."""
+    """Returns a sentence on the first NaN or Inf of an array; None if there is none. first: the
+    index of the array's first element in the tensor."""
     kind, exponent = _EXPONENTS[dtype]
     bits = array.reshape(-1).view(kind)
     for start in range(0, bits.size, _CHECK_ELEMENTS):

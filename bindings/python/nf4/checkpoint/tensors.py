@@ -1,4 +1,4 @@
-"""load and save: a checkpoint as its tensors by name."""
+"""load and save: read and write a checkpoint as tensors by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-import nf4
 from nf4 import _torch
 from nf4._prepared import prepare
 from nf4.checkpoint.bnb import Plan, State
@@ -33,23 +32,27 @@ from nf4.checkpoint.source import CONFIG_NAME, SINGLE_NAME, Checkpoint
 from nf4.checkpoint.transaction import DirectoryTarget, FileTarget
 from nf4.checkpoint.writer import SafetensorsWriter
 from nf4.errors import InvalidArgument, kind_of, shown
+from nf4.int4 import Int4Tensor
+from nf4.tensor import QuantizedTensor
 from nf4.typing import ArrayLike
+from nf4.weight import Weight
 
 _FILE_DTYPES = {dtype: name for name, dtype in NUMPY.items()}
-# torch's dtypes that numpy has not of its own, as integers of their size.
+# torch's dtypes that numpy itself lacks, viewed as integers of their size.
 _VIEWED = {"bfloat16": "bfloat16", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
 
 
-def load(path: str | os.PathLike[str]) -> dict[str, nf4.Weight[np.ndarray] | np.ndarray]:
-    """The tensors of a checkpoint by name, in host memory: a 4-bit weight under the name of the
-    dense one ("model.layers.0.mlp.up_proj.weight"), as a QuantizedTensor or an Int4Tensor, all
-    others as arrays.
+def load(path: str | os.PathLike[str]) -> dict[str, Weight[np.ndarray] | np.ndarray]:
+    """Reads the tensors of a checkpoint into host memory, by name. A 4-bit weight has the name of
+    the dense one ("model.layers.0.mlp.up_proj.weight") and is a QuantizedTensor or an Int4Tensor.
+    All other tensors are arrays.
 
-    path  a safetensors file, a directory with config.json and such files, or their index, of
-          bitsandbytes (NF4, FP4), GPTQ, AWQ, AutoRound, compressed-tensors (4 bits), or dense
+    path  a safetensors file, a directory with config.json and such files, or their index. The
+          weights are of bitsandbytes (NF4, FP4), GPTQ, AWQ, AutoRound or compressed-tensors (4
+          bits), or dense
 
-    Raises nf4.checkpoint.FormatError, which names the file and the tensor, for what breaks the
-    format, and OSError. nf4.checkpoint.Checkpoint reads tensors one by one.
+    Raises nf4.checkpoint.FormatError, which names the file and the tensor, if the checkpoint breaks
+    the format, and OSError. nf4.checkpoint.Checkpoint reads tensors one by one.
     """
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
@@ -66,26 +69,28 @@ def load(path: str | os.PathLike[str]) -> dict[str, nf4.Weight[np.ndarray] | np.
 
 def save(
     path: str | os.PathLike[str],
-    tensors: Mapping[str, nf4.Weight[Any] | ArrayLike],
+    tensors: Mapping[str, Weight[Any] | ArrayLike],
     *,
     config: Mapping[str, object] | None = None,
     replace: bool = False,
 ) -> None:
-    """Writes a checkpoint: what `load` gives, or the like. It appears whole or not at all.
+    """Writes tensors, such as those that `load` returns, as a checkpoint. It appears whole or not
+    at all.
 
     path     a file if it ends with ".safetensors", else a directory, which gets model.safetensors
              and config.json
-    tensors  by name: weights in the layout that they have, all NF4 and FP4 or all of integers, and
-             arrays or tensors, on a GPU too. An Int4Tensor's name ends with ".weight"
-    config   of the model, for config.json of a directory. A quantization_config is added unless
-             it has one: that of the integers' layout, else of "bitsandbytes", or of "nf4" if any
-             weight has three dimensions, which bitsandbytes does not load. A file has no config
-    replace  what is there may be replaced: a file, or a directory that holds a checkpoint
+    tensors  weights, arrays and tensors by name; they may be on a GPU. Weights keep their layout,
+             and are all NF4 and FP4 or all integers. An Int4Tensor's name ends with ".weight"
+    config   the model's config, for config.json of a directory; a single file has none. A
+             quantization_config is added unless it has one: that of the integers' layout, or of
+             "bitsandbytes", or of "nf4" if any weight has three dimensions, which bitsandbytes does
+             not load
+    replace  replace an existing file, or a directory that holds a checkpoint
 
-    Raises InvalidArgument for a tensor that no checkpoint holds, such as a weight that `reorder`
-    made or one with a codebook of its own, or that would be read otherwise, such as GPTQ v2 in a
-    file without config.json, for names that clash, and for a config that is not JSON;
-    nf4.checkpoint.OutputRefused where something is in the way, and OSError.
+    Raises InvalidArgument for a tensor that no checkpoint can hold, such as a weight that `reorder`
+    made or one with a codebook of its own; for a tensor that would be read differently, such as
+    GPTQ v2 in a file without config.json; for names that clash; and for a config that is not JSON.
+    Raises nf4.checkpoint.OutputRefused if something is in the way, and OSError.
     """
     items = _items(tensors)
     is_file = os.fspath(path).endswith(".safetensors")
@@ -114,7 +119,7 @@ def save(
 
 @contextlib.contextmanager
 def _staged(target: FileTarget | DirectoryTarget, problems: list[str]) -> Iterator[tuple[str, str]]:
-    """Where to write: the whole, and the file of the tensors."""
+    """Yields the paths to write to: the whole output, and the file of the tensors."""
     if isinstance(target, FileTarget):
         with target.staged(problems) as path:
             yield path, path
@@ -125,7 +130,7 @@ def _staged(target: FileTarget | DirectoryTarget, problems: list[str]) -> Iterat
 
 @dataclasses.dataclass(frozen=True)
 class _Item:
-    """A tensor or weight to write, in host memory. plan: of a weight."""
+    """A tensor or weight to write, in host memory. plan: for a weight."""
 
     name: str
     value: Any
@@ -140,9 +145,7 @@ class _Item:
             return self.plan.specs()
         dtype = _FILE_DTYPES.get(self.value.dtype)
         if dtype is None:
-            raise InvalidArgument(
-                f"{self.name} is of {self.value.dtype}, which safetensors has not"
-            )
+            raise InvalidArgument(f"{self.name} is of {self.value.dtype}, which safetensors lacks")
         return [TensorSpec(self.name, dtype, self.value.shape)]
 
     def data(self) -> dict[str, Any]:
@@ -165,7 +168,7 @@ def _items(tensors: Mapping[str, Any]) -> list[_Item]:
     for each in items:
         for stored in (spec.name for spec in each.specs()):
             if stored == "__metadata__":
-                raise InvalidArgument(f"tensors has {stored!r}, which safetensors keeps for itself")
+                raise InvalidArgument(f"tensors has {stored!r}, which safetensors reserves")
             if stored in owners:
                 raise InvalidArgument(
                     f"{owners[stored]} and {each.name} would both be stored as {stored!r}; "
@@ -176,7 +179,7 @@ def _items(tensors: Mapping[str, Any]) -> list[_Item]:
 
 
 def _item(name: str, value: Any) -> _Item:
-    if not isinstance(value, nf4.Weight):
+    if not isinstance(value, Weight):
         return _Item(name, _host(name, value))
     parts = {
         part.name: _host(f"{part.name} of {name}", getattr(value, part.name))
@@ -184,14 +187,14 @@ def _item(name: str, value: Any) -> _Item:
     }
     weight = dataclasses.replace(value, **parts)
     try:
-        prepare(weight)  # or a part is of the wrong size or type
+        prepare(weight)  # raises if a part has the wrong size or type
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: {error}") from None
-    if isinstance(weight, nf4.QuantizedTensor):
+    if isinstance(weight, QuantizedTensor):
         if weight.codebook is not None:
             raise InvalidArgument(
                 f"{name} has a codebook of its own; expected that of {weight.format}, which "
-                f"bitsandbytes computes with whatever a file says"
+                f"bitsandbytes uses whatever a file says"
             )
         plan = State(weight.format, weight.blocksize, weight.dtype, weight.shape,
                      weight.nested_blocksize)  # fmt: skip
@@ -199,12 +202,12 @@ def _item(name: str, value: Any) -> _Item:
     return _int4_item(name, weight)
 
 
-def _int4_item(name: str, weight: nf4.Int4Tensor) -> _Item:
+def _int4_item(name: str, weight: Int4Tensor) -> _Item:
     layout, (rows, cols) = LAYOUTS[weight.layout], weight.shape
     if weight.permutation is not None:
-        raise InvalidArgument(f"{name} is reordered; expected what nf4.reorder made it of")
+        raise InvalidArgument(f"{name} is reordered; expected the weight before nf4.reorder")
     if weight.g_idx is not None and "g_idx" not in layout.names:
-        raise InvalidArgument(f"{name} has a g_idx, which {weight.layout} has not")
+        raise InvalidArgument(f"{name} has a g_idx, which {weight.layout} does not support")
     if not name.endswith(".weight"):
         raise InvalidArgument(f'tensors has integers as {name!r}; expected a name with ".weight"')
     size = weight.group_size
@@ -222,7 +225,7 @@ def _int4_item(name: str, weight: nf4.Int4Tensor) -> _Item:
 
 
 def _host(name: str, value: Any) -> np.ndarray:
-    """A contiguous array of the same dtype."""
+    """Returns a contiguous array of the same dtype."""
     if _torch.is_tensor(value):
         return _of_torch(name, value)
     if not isinstance(value, np.ndarray):
@@ -254,7 +257,7 @@ def _of_torch(name: str, tensor: Any) -> np.ndarray:
 
 
 def _torch_module() -> Any:
-    import torch  # whose tensor was given
+    import torch  # the tensor is torch's
 
     return torch
 
@@ -269,7 +272,7 @@ def _require_json(config: Mapping[str, object]) -> None:
 
 
 def _config(items: list[_Item], config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json, with the quantization_config."""
+    """Returns config.json with the quantization_config."""
     plans = [each.plan for each in items if each.plan is not None]
     if not plans or says_quantization(config):
         return dict(config)
@@ -292,7 +295,7 @@ def _config(items: list[_Item], config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_readable(path: str, items: list[_Item]) -> None:
-    """Whether what was written reads as what was given."""
+    """Requires the written tensors to read back as the given ones."""
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
         for fault in found.faults:
@@ -304,7 +307,7 @@ def _require_readable(path: str, items: list[_Item]) -> None:
             if isinstance(each.plan, Int4Plan) and not _is_same(each.plan, read):
                 raise InvalidArgument(
                     f"{each.name} would be read in another layout or group size; expected a "
-                    f"directory as path, whose config.json says it"
+                    f"directory as path, whose config.json states them"
                 )
 
 

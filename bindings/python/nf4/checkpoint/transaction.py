@@ -1,11 +1,11 @@
 """Output that appears whole or not at all.
 
-It is written to a temporary beside the destination, `.NAME.nf4-tmp-0123abcd`; when that is
-complete and on disk, one rename puts it in place. Any exception before that (KeyboardInterrupt
-and the CLI's Terminated included) removes the temporary and leaves the destination as it was.
-kill -9 leaves at most the temporary, which may be deleted. What fails after the rename is a
-warning. Replacing deletes only what was there at the start. The output is open to no more users
-than its source, or than what it replaces.
+Output is written to a temporary beside the destination, `.NAME.nf4-tmp-0123abcd`. When that is
+complete and on disk, one rename puts it in place. Any exception before that (KeyboardInterrupt and
+the CLI's Terminated included) removes the temporary and leaves the destination as it was. kill -9
+leaves at most the temporary, which may be deleted. A failure after the rename is a warning.
+Replacing deletes only what was there at the start. The output has no more permissions than its
+source, or than what it replaces.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from nf4.checkpoint.files import creation_mode, file_kind, stat_or_none, sync_di
 _AT_FDCWD = -100
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# What is at each path of a tree, relative to its root: to tell whether it is still the same.
+# The identity of each path of a tree, relative to its root, to detect changes.
 _Listing = dict[str, tuple[int, ...]]
 
 
 @contextlib.contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Hold back SIGINT, SIGTERM and SIGHUP until the end of the block, so that a second one does
-    not interrupt cleaning up. Only the main thread needs it: handlers run there."""
+    """Defers SIGINT, SIGTERM and SIGHUP to the end of the block, so that a second one does not
+    interrupt cleaning up. Only the main thread needs it: handlers run there."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -44,7 +44,7 @@ def signals_deferred() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _INTERRUPTS}
     before = {number: handler for number, handler in before.items() if handler is not None}
     try:
-        # Not a signal mask: that is per thread, and any other thread could take the signal.
+        # A signal mask would not do: it is per thread, and another thread could take the signal.
         for number in before:
             signal.signal(number, lambda number, frame: held.append(number))
         yield
@@ -57,7 +57,8 @@ def signals_deferred() -> Iterator[None]:
 
 @dataclasses.dataclass
 class _Temporary:
-    """What is being written. `placed`: it has become the destination, and is not to remove."""
+    """The temporary that is being written. `placed`: it has become the destination, and must not be
+    removed."""
 
     path: str
     placed: bool = False
@@ -84,7 +85,7 @@ def _remove(path: str) -> None:
 
 @contextlib.contextmanager
 def _temporary(destination: str) -> Iterator[_Temporary]:
-    """Removed after an error, which remains the one that is raised."""
+    """Yields a temporary. It is removed after an error, which is then raised."""
     temporary = _Temporary(_free_name_beside(destination))
     path = temporary.path
     try:
@@ -107,7 +108,7 @@ def _temporary(destination: str) -> Iterator[_Temporary]:
 
 @contextlib.contextmanager
 def _warning(warnings: list[str], what: str) -> Iterator[None]:
-    """An OSError becomes a line of `warnings`: the output is in place, and stays."""
+    """Turns an OSError into a line of `warnings`, because the output is in place and stays."""
     try:
         yield
     except OSError as error:
@@ -120,10 +121,10 @@ def _sync_parent(path: str, warnings: list[str]) -> None:
 
 
 def _resolve(destination: str | os.PathLike[str]) -> str:
-    """The real path, so that a link given as destination stays a link."""
+    """Returns the real path, so that a link given as destination stays a link."""
     path = os.path.realpath(destination)
     parent = os.path.dirname(path)
-    # Why it cannot be looked at is the system's to say: it may be absent, or its path too long.
+    # The system says why it cannot be accessed: it may be absent, or its path too long.
     if not stat.S_ISDIR(os.stat(parent).st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), parent)
     return path
@@ -166,11 +167,11 @@ def _exists(path: str) -> OutputRefused:
 
 
 def _move_to_free(temporary: str, path: str, warnings: list[str]) -> None:
-    """Rename a file to a name that must be free, even of what came there a moment ago."""
+    """Renames a file to a name that must be free, even of a file that appeared a moment ago."""
     code = _rename(temporary, path, _RENAME_NOREPLACE)
     try:
         if code in (errno.ENOSYS, errno.EINVAL):
-            # What network file systems can do instead.
+            # Network file systems support this instead.
             os.link(temporary, path)
             with _warning(warnings, f"{temporary}: another name of {path}, could not be removed"):
                 os.unlink(temporary)
@@ -181,8 +182,8 @@ def _move_to_free(temporary: str, path: str, warnings: list[str]) -> None:
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """The same as long as a file is neither replaced nor written to; for a directory, as long as
-    it is not replaced."""
+    """Returns a value that changes if a file is replaced or written to, or if a directory is
+    replaced."""
     if stat.S_ISDIR(status.st_mode):
         return (status.st_dev, status.st_ino)
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -195,7 +196,7 @@ def _refuse_changed(path: str, before: object, now: object) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class FileTarget:
-    """Where a file is to go, checked at the start. `before`: the file to replace, if any."""
+    """The destination of a file, checked at the start. `before`: the file to replace, if any."""
 
     path: str
     before: os.stat_result | None
@@ -241,7 +242,7 @@ def _fail(error: OSError) -> None:
 
 
 def _listing(folder: str) -> _Listing:
-    """Everything in a directory; directories come before what they hold."""
+    """Lists everything in a directory; directories come before what they hold."""
     found: _Listing = {}
     for parent, folders, names in os.walk(folder, onerror=_fail):
         for name in folders + names:
@@ -251,8 +252,8 @@ def _listing(folder: str) -> _Listing:
 
 
 def _delete(folder: str, listing: _Listing) -> None:
-    """Delete a directory with what `listing` has of it and is still there. OSError if there is
-    anything else, which stays."""
+    """Deletes a directory with everything in `listing` that is still there. Anything else stays,
+    and raises OSError."""
     _make_writable(folder)
     for path, status in _unchanged(folder, listing.items()):
         if stat.S_ISDIR(status.st_mode):
@@ -264,7 +265,7 @@ def _delete(folder: str, listing: _Listing) -> None:
 
 
 def _make_writable(folder: str) -> None:
-    """A directory may be read-only, even to its owner."""
+    """Makes a directory writable, which may be read-only even to its owner."""
     with contextlib.suppress(PermissionError, FileNotFoundError):
         os.chmod(folder, 0o700)
 
@@ -272,7 +273,7 @@ def _make_writable(folder: str) -> None:
 def _unchanged(
     folder: str, listed: Iterable[tuple[str, tuple[int, ...]]]
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """The entries of a listing that are still what they were: path and status."""
+    """Yields the entries of a listing that have not changed: path and status."""
     for name, identity in listed:
         path = os.path.join(folder, name)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -289,7 +290,7 @@ def _holds_current_directory(path: str) -> bool:
 
 
 def _exchange(first: str, second: str) -> None:
-    """Swap two directories in one step, so that there is no moment without `second`."""
+    """Swaps two directories in one step, so that `second` always exists."""
     code = _rename(first, second, _RENAME_EXCHANGE)
     if code in (errno.ENOSYS, errno.EINVAL):
         raise OutputRefused(
@@ -301,8 +302,8 @@ def _exchange(first: str, second: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class DirectoryTarget:
-    """Where a directory is to go, checked at the start. `before`: what the directory to replace
-    holds; None if there is none, or an empty one, which may be renamed over."""
+    """The destination of a directory, checked at the start. `before`: the contents of the directory
+    to replace; None if there is none, or an empty one, which may be renamed over."""
 
     path: str
     before: _Listing | None
@@ -330,7 +331,7 @@ class DirectoryTarget:
             raise OutputRefused(f"{path}: holds no checkpoint, {kept}")
         _refuse_mount_point(path)
         if _holds_current_directory(path):
-            # The user's shell would be left in a deleted directory.
+            # Replacing it would leave the user's shell in a deleted directory.
             raise OutputRefused(
                 f"{path}: is or holds the current directory, so it is not replaced; "
                 "run nf4 elsewhere"
@@ -339,10 +340,10 @@ class DirectoryTarget:
 
     @contextlib.contextmanager
     def staged(self, warnings: list[str], *, like: str) -> Iterator[str]:
-        """Yields an empty directory to fill with synced files; it becomes the destination when
-        the block ends without an error. A directory that is replaced is swapped for it in one
-        step and then deleted, except what came there since the check. The mode is that of the
-        directory replaced, or else one no more open than that of the directory `like`.
+        """Yields an empty directory to fill with synced files; it becomes the destination when the
+        block ends without an error. A directory that it replaces is swapped for it in one step and
+        then deleted, except for anything that appeared there since the check. The mode is that of
+        the replaced directory, or else one with no more permissions than the directory `like`.
 
         Raises OutputRefused if the destination has changed since the check, and OSError for what
         the system refuses. What fails once the directory is in place goes to `warnings`.
@@ -369,8 +370,8 @@ class DirectoryTarget:
 
 
 def refuse_overlap(source: str | os.PathLike[str], destination: str | os.PathLike[str]) -> None:
-    """OutputRefused if writing `destination` would change `source`: they are the same file or
-    directory, under any name, or one is inside the other."""
+    """Raises OutputRefused if writing `destination` would change `source`: they are the same file
+    or directory, under any name, or one is inside the other."""
     real_source, real_destination = os.path.realpath(source), os.path.realpath(destination)
     same = real_source == real_destination
     if not same and os.path.exists(real_source) and os.path.exists(real_destination):
@@ -383,8 +384,8 @@ def refuse_overlap(source: str | os.PathLike[str], destination: str | os.PathLik
 
 
 def refuse_reading_from(destination: str | os.PathLike[str], paths: Iterable[str]) -> None:
-    """OutputRefused if replacing `destination` would delete a file that is read through a link
-    into it."""
+    """Raises OutputRefused if replacing `destination` would delete a file that is read through a
+    link into it."""
     real_destination = os.path.realpath(destination)
     for path in paths:
         if os.path.commonpath([os.path.realpath(path), real_destination]) == real_destination:

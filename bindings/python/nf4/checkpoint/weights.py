@@ -1,4 +1,4 @@
-"""What every kind of 4-bit weight in a checkpoint has, and what a survey finds."""
+"""The base class of 4-bit weights in a checkpoint, and the result of a survey."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import dataclasses
 import math
 from typing import Any
 
-import nf4
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.source import Checkpoint
+from nf4.int4 import Int4Tensor
+from nf4.tensor import QuantizedTensor
 
 
 @dataclasses.dataclass(frozen=True)
 class Weight(abc.ABC):
-    """A 4-bit weight of a checkpoint. name: of the dense weight, such as "layers.0.q_proj.weight".
-    parts: its tensors in the file, by the names of its kind. path: of the file with its codes."""
+    """A 4-bit weight of a checkpoint. name: the dense weight's, such as "layers.0.q_proj.weight".
+    parts: its tensors in the file, by names that depend on its kind. path: that of the file with
+    its codes."""
 
     name: str
     parts: dict[str, TensorInfo]
@@ -25,30 +27,30 @@ class Weight(abc.ABC):
     @property
     @abc.abstractmethod
     def format(self) -> str:
-        """What its codes mean: "nf4", "fp4" or "int4"."""
+        """The format of its codes: "nf4", "fp4" or "int4"."""
 
     @property
     @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of the dense weight, (outputs, inputs)."""
+        """The shape of the dense weight, (outputs, inputs)."""
 
     @property
     @abc.abstractmethod
     def dtype(self) -> str:
-        """Of the dense weight: "fp32", "fp16" or "bf16"."""
+        """The dtype of the dense weight: "fp32", "fp16" or "bf16"."""
 
     @property
     @abc.abstractmethod
     def packed(self) -> TensorInfo:
-        """The tensor with its codes. The weight counts as in the file of this one."""
+        """The tensor with its codes. The weight belongs to the file of this tensor."""
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Its settings, as `nf4 inspect --json` shows them."""
+        """Returns its settings, as `nf4 inspect --json` shows them."""
 
     @abc.abstractmethod
-    def load(self, checkpoint: Checkpoint) -> nf4.QuantizedTensor | nf4.Int4Tensor:
-        """Read it."""
+    def load(self, checkpoint: Checkpoint) -> QuantizedTensor | Int4Tensor:
+        """Reads the weight."""
 
     @property
     def elements(self) -> int:
@@ -56,15 +58,15 @@ class Weight(abc.ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file, all parts included."""
+        """The weight's bytes in the file, with all parts."""
         return sum(info.nbytes for info in self.parts.values())
 
 
 @dataclasses.dataclass
 class Survey:
     """The tensors of a checkpoint: 4-bit weights by name, dense tensors by name, the faults of
-    broken 4-bit weights, and the dense tensors that are part of something quantized, as errors,
-    which are among the faults of a checkpoint that is in 4 bits."""
+    broken 4-bit weights, and errors for dense tensors that are part of something quantized. In a
+    4-bit checkpoint these errors are among the faults."""
 
     weights: dict[str, Weight] = dataclasses.field(default_factory=dict)
     dense: dict[str, TensorInfo] = dataclasses.field(default_factory=dict)
@@ -72,10 +74,10 @@ class Survey:
     unread: list[FormatError] = dataclasses.field(default_factory=list)
 
     def require_sound(self) -> None:
-        """Raise the first fault, if any."""
+        """Raises the first fault, if any."""
         if self.faults:
             raise self.faults[0]
 
     def by_packed(self) -> dict[str, Weight]:
-        """The weights by the names of their packed tensors."""
+        """Returns the weights by the names of their packed tensors."""
         return {weight.packed.name: weight for weight in self.weights.values()}

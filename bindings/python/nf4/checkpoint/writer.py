@@ -1,4 +1,5 @@
-"""Writes safetensors files: tensors known at the start, their data in any order and in pieces."""
+"""Writes safetensors files. The tensors are known at the start; their data comes in any order and
+in pieces."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from nf4.checkpoint.header import TensorSpec, build_header
 class SafetensorsWriter(Closing):
     """Creates the file `path`, which must not exist, for the tensors `specs`.
 
-    `write` writes their data, `finish` checks that all of it was written and syncs. As a context
+    `write` writes their data; `finish` checks that all of it was written, and syncs. As a context
     manager it finishes if the block raises nothing; otherwise the caller removes the file (see
-    transaction.py). mode: of the file, as of open(2).
+    transaction.py). mode: the file's, as in open(2).
 
     Raises FormatError for a name given twice or a header that is too long, OSError naming the
     file.
@@ -47,7 +48,7 @@ class SafetensorsWriter(Closing):
             raise
 
     def write(self, name: str, data: np.ndarray | bytes | memoryview, offset: int = 0) -> None:
-        """Write the bytes of a tensor from byte `offset` on. An array must be contiguous."""
+        """Writes the bytes of a tensor from byte `offset` on. An array must be contiguous."""
         if isinstance(data, np.ndarray):
             data = memoryview(data.reshape(-1).view(np.uint8))
         view = memoryview(data)
@@ -81,6 +82,6 @@ class SafetensorsWriter(Closing):
             if kind is None:
                 self.finish()
         finally:
-            # Still open only after an error, which is the one to report.
+            # It is open here only after an error, which is then reported.
             with contextlib.suppress(OSError):
                 self.close()

@@ -1,4 +1,4 @@
-"""What the subcommands share: arguments, messages, units, tables, JSON and progress."""
+"""Shared by the subcommands: arguments, messages, units, tables, JSON and progress."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from nf4.cli.exits import EPILOG, Exit
 
 
 def replace_closed_streams() -> None:
-    """Python has None for a standard stream that was closed at the start. Opened in this order,
-    the replacements also take the descriptors, so that no other file gets them. That of stdout
-    cannot be written to, so that what is lost is an error."""
+    """Replaces standard streams that were closed at the start, for which Python has None. Opened in
+    this order, the replacements also take the descriptors, so that no other file gets them.
+    stdout's replacement cannot be written to, so that lost output is an error."""
     for name, mode, flags in (
         ("stdin", "r", os.O_RDONLY),
         ("stdout", "w", os.O_RDONLY),
@@ -32,7 +32,7 @@ def replace_closed_streams() -> None:
 
 
 def use_any_name(*streams: TextIO) -> None:
-    """Print names that the terminal's encoding lacks with escapes."""
+    """Makes names that the terminal's encoding lacks print with escapes."""
     for stream in streams:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -44,7 +44,7 @@ class StdoutError(Exception):
 
 
 def show(text: str) -> None:
-    """Print on stdout, now. Raises StdoutError."""
+    """Prints on stdout and flushes. Raises StdoutError."""
     try:
         print(text)
         sys.stdout.flush()
@@ -53,8 +53,8 @@ def show(text: str) -> None:
 
 
 def discard_unwritten(stream: TextIO) -> None:
-    """Forget what could not be written: Python would try again at exit, and end with a code of
-    its own."""
+    """Discards output that could not be written. Python would try again at exit, and end with a
+    code of its own."""
     try:
         stream.flush()
     except OSError:
@@ -63,13 +63,13 @@ def discard_unwritten(stream: TextIO) -> None:
 
 
 def note(message: object) -> None:
-    """One line on stderr, if that can be written."""
+    """Prints one line on stderr, if that can be written."""
     with suppress(OSError):
         print(f"nf4: {printable(message)}", file=sys.stderr)
 
 
 def complain(message: object, code: int) -> int:
-    """One line on stderr; returns the exit code to end with."""
+    """Prints one line on stderr. Returns the exit code to end with."""
     note(message)
     return int(code)
 
@@ -89,8 +89,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises StdoutError where --help cannot be printed, which argparse ignores. Wrong usage has
-    its exit code even where stderr is full: argparse of Python 3.11.2 and earlier raises there."""
+    """Raises StdoutError if --help cannot be printed, which argparse ignores. Wrong usage has its
+    exit code even if stderr is full, where argparse of Python 3.11.2 and earlier raises."""
 
     def print_help(self, file: Any = None) -> None:
         if file is not None:
@@ -112,7 +112,7 @@ def add_command(
     summary: str,
     description: str,
 ) -> argparse.ArgumentParser:
-    """A subcommand with the options of all: --json and --quiet."""
+    """Adds a subcommand with the common options: --json and --quiet."""
     parser = commands.add_parser(
         name,
         help=summary,
@@ -137,8 +137,8 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
 
 
 def add_conversion(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:
-    """The arguments of commands that read a checkpoint and write another. threads: whether they
-    take --threads."""
+    """Adds the arguments of commands that read a checkpoint and write another. threads: whether
+    they take --threads."""
     parser.add_argument("source", metavar="SRC", help="a .safetensors file or a model directory")
     parser.add_argument("destination", metavar="DST", help="a file or a directory, as SRC is")
     parser.add_argument(
@@ -155,7 +155,7 @@ def print_json(document: object) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN or infinity: they become null."""
+    """Replaces NaN and infinity by null, because JSON lacks them."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -164,7 +164,7 @@ def _finite(value: Any) -> Any:
 
 
 def size_text(count: float) -> str:
-    """Bytes in decimal units: "43.1 MB"."""
+    """Returns bytes in decimal units: "43.1 MB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -173,7 +173,7 @@ def size_text(count: float) -> str:
 
 
 def rate_text(count: float, seconds: float) -> str:
-    """Bytes in so many seconds, as GB/s."""
+    """Returns bytes in this many seconds as GB/s."""
     return f"{count / seconds / 1e9:.2f} GB/s" if seconds > 0 else "-"
 
 
@@ -186,7 +186,7 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines of aligned columns, the first `left` to the left and the others to the right."""
+    """Returns lines of aligned columns: the first `left` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -201,8 +201,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
 
 @contextmanager
 def progress(total: int, what: str, quiet: bool) -> Iterator[Callable[[str, int], None]]:
-    """A bar of bytes on stderr if that is a terminal. Yields a function to call with the name and
-    the bytes of each tensor that is done."""
+    """Shows a progress bar of bytes on stderr if that is a terminal. Yields a function to call with
+    the name and the bytes of each tensor that is done."""
     off = quiet or not sys.stderr.isatty()
     with tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=off, leave=False) as bar:
 

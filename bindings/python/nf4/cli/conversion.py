@@ -1,4 +1,4 @@
-"""What quantize, dequantize and convert share: progress, and the report at the end."""
+"""Shared by quantize, dequantize and convert: progress, and the report at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_conversion(
     settings: dict[str, Any],
     verb: str,
 ) -> int:
-    """Convert with a progress bar, then report to stdout."""
+    """Converts with a progress bar, then reports to stdout."""
     with progress(weight_bytes(args.source), args.command, args.quiet) as advance:
         result = convert(advance)
     try:
@@ -73,7 +73,7 @@ def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]
 
 
 def _destination(args: argparse.Namespace) -> str:
-    """With a slash at the end if it is a directory."""
+    """Returns the destination, with a slash at the end if it is a directory."""
     path = args.destination
     return printable(os.path.join(path, "") if os.path.isdir(path) else path)
 

@@ -1,4 +1,4 @@
-"""nf4 convert: integer weights from one layout to another."""
+"""nf4 convert: converts integer weights from one layout to another."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from nf4.cli.console import add_command, add_conversion
 from nf4.cli.conversion import run_conversion
 
 _DESCRIPTION = """\
-Convert the 4-bit integer weights of a checkpoint, also of AutoRound, between the layouts of
-GPTQ, AWQ and compressed-tensors, lossless: codes, zero points and scales are repacked, and a
-dequantized weight has the same bits before and after. SRC and DST are both files or both
-directories; the shards of DST are those of SRC. Dense tensors are copied unchanged,
-quantization_config of config.json is written as the layout's own programs do, and the files
+Convert the 4-bit integer weights of a checkpoint, including AutoRound's, between the layouts
+of GPTQ, AWQ and compressed-tensors without loss: codes, zero points and scales are repacked,
+and a dequantized weight has the same bits before and after. SRC and DST are both files or both
+directories; DST has the same shards as SRC. Dense tensors are copied unchanged.
+quantization_config of config.json is written as the layout's own programs write it. The files
 beside the weights are copied as by `nf4 quantize`.
 
-What a layout cannot hold is refused: in awq, columns in act order and rows that are not a
+Weights that a layout cannot hold are refused: in awq, act order and rows that are not a
 multiple of 8; in gptq and gptq_v2, columns that are not a multiple of 8; in all but
-compressed-tensors, several group sizes. Scales keep their dtype, fp16 or bf16: programs that
-load AWQ or GPTQ cast them to the dtype that they compute in.
+compressed-tensors, several group sizes. Scales keep their dtype, fp16 or bf16. Programs that
+load AWQ or GPTQ cast them to the dtype in which they compute.
 """
 
 

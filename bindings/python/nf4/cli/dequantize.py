@@ -1,4 +1,4 @@
-"""nf4 dequantize: a 4-bit checkpoint to a dense one."""
+"""nf4 dequantize: converts a 4-bit checkpoint to a dense one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nf4.cli.conversion import run_conversion
 
 _DESCRIPTION = """\
 Dequantize the 4-bit weights of a checkpoint. SRC and DST are both files or both directories;
-the shards of DST are those of SRC. Dense tensors are copied unchanged, quantization_config is
+DST has the same shards as SRC. Dense tensors are copied unchanged, quantization_config is
 removed from config.json, and the files beside the weights are copied as by `nf4 quantize`.
 A warning says where transformers does not load experts that have a matrix each.
 """
@@ -23,8 +23,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--dtype",
         choices=("bf16", "fp16", "fp32"),
-        help="of the dequantized weights (default: what each was before quantization; of "
-        "integers that of the model in config.json, or of their scales)",
+        help="the dtype of the dequantized weights (default: each weight's dtype before "
+        "quantization; for integers the model's dtype in config.json, or that of their scales)",
     )
 
 

@@ -1,4 +1,4 @@
-"""nf4 doctor: which kernels run on this machine, and why."""
+"""nf4 doctor: says which kernels run on this machine, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DESCRIPTION = """\
 Report the library, the CPU and the GPUs, which kernels run on them and why. Exit code 0 if the
 library can be used at least on the CPU.
 """
-# What each CPU variant needs (lib/cpu), by the names of /proc/cpuinfo.
+# The CPU features that each variant needs (lib/cpu), by their names in /proc/cpuinfo.
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 _NEEDS = {
     "x86_64": {
@@ -30,7 +30,7 @@ _NEEDS = {
     },
     "aarch64": {"neonbf16": ("bf16",), "neon": ("asimd",)},
 }
-# The first Linux driver for a CUDA of that number, by the release notes of its toolkit.
+# The first Linux driver for each CUDA version, from the release notes of its toolkit.
 _DRIVERS = {12: "525.60.13", 13: "580.65.06"}
 # The oldest compute capability that has kernels (lib/cuda/meson.build).
 _OLDEST_GPU = (7, 5)
@@ -52,7 +52,7 @@ def _cpu_flags() -> set[str]:
 
 
 def _cpu_reason(variant: str, built: str) -> str:
-    """Why this CPU variant and not a faster one."""
+    """Says why this CPU variant runs and not a faster one."""
     flags = _cpu_flags()
     reasons = []
     for better, needs in _NEEDS.get(platform.machine(), {}).items():
@@ -67,7 +67,7 @@ def _cpu_reason(variant: str, built: str) -> str:
 
 
 def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
-    """A row for each GPU; `first` is device_info(0)."""
+    """Returns a row for each GPU; `first` is device_info(0)."""
     if first.device_count == 0:
         return []
     found = [first, *(nf4.device_info(index) for index in range(1, first.device_count))]
@@ -93,14 +93,16 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
 
 
 def _fused_rows(device: nf4.Device) -> dict[str, int | None]:
-    """Maps kinds of weight to the most rows of x that libnf4's own kernels take. None is any."""
+    """Maps kinds of weight to the most rows of x that libnf4's own kernels take; None: any
+    number."""
     if not device.usable:
         return {}
     return {kind: _paths.fused_rows(kind, device.index) for kind in ("nf4", "int4")}
 
 
 def _not_used(device: nf4.Device, alone: bool) -> str:
-    """Why not this GPU, and of one that is too old, what is used. alone: no GPU is usable."""
+    """Says why a GPU is not used, and for one that is too old, what is used instead. alone: no GPU
+    is usable."""
     if (0, 0) < device.compute_capability < _OLDEST_GPU:
         oldest = ".".join(map(str, _OLDEST_GPU))
         until = ". Until there is such a GPU the CPU kernels are used" if alone else ""
@@ -110,7 +112,7 @@ def _not_used(device: nf4.Device, alone: bool) -> str:
 
 
 def _installed_driver() -> str:
-    """The version of the NVIDIA driver, such as "550.54.15"; "" where it is not known."""
+    """Returns the version of the NVIDIA driver, such as "550.54.15"; "" if it is unknown."""
     try:
         found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", _DRIVER_FILE.read_text(errors="replace"))
     except OSError:
@@ -119,7 +121,7 @@ def _installed_driver() -> str:
 
 
 def _no_gpu(device: nf4.Device) -> str:
-    """Why there is no GPU, and of a driver that is too old, what to do."""
+    """Says why there is no GPU, and for a driver that is too old, what to do."""
     needed = device.runtime_version // 1000
     if not 0 < device.driver_version < needed * 1000:
         return device.reason
@@ -142,7 +144,7 @@ def _packages() -> dict[str, str | None]:
 
 
 def diagnose() -> dict[str, Any]:
-    """What `nf4 doctor --json` prints. "usable": the library can be used."""
+    """Returns what `nf4 doctor --json` prints. "usable": the library can be used."""
     packages = _packages()
     report: dict[str, Any] = {
         "usable": False,
@@ -185,7 +187,7 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
         f"{name} {_way(gpu['fused_rows'][kind])}"
         for kind, name in (("nf4", "NF4 and FP4"), ("int4", "integers"))
     )
-    known = "timed" if gpu["timed"] else "presumed, as nobody has timed libnf4"
+    known = "timed" if gpu["timed"] else "presumed, because libnf4 has not been timed"
     return [
         *lines,
         f"           kernels {gpu['kernels']}",
@@ -195,7 +197,7 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
 
 
 def _way(most: int | None) -> str:
-    """How products go whose x has so many rows, or more."""
+    """Says how products are computed if x has this many rows or more."""
     if most is None:
         return "by libnf4's kernels"
     dense = "dequantize and a dense product"
@@ -203,7 +205,7 @@ def _way(most: int | None) -> str:
 
 
 def report_lines(report: dict[str, Any]) -> list[str]:
-    """The report that `nf4 doctor` prints."""
+    """Returns the report that `nf4 doctor` prints."""
     versions = ", ".join(
         f"{name} {version or 'not installed'}" for name, version in report["packages"].items()
     )

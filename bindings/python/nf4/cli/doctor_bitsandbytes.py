@@ -1,4 +1,4 @@
-"""nf4 doctor on bitsandbytes: does it run on libnf4's kernels once it is imported?"""
+"""nf4 doctor on bitsandbytes: says if it runs on libnf4's kernels once it is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nf4._versions import OLDEST_BITSANDBYTES
 
 _GROUP = "bitsandbytes.backends"
 _SECONDS = 1200  # more than a slow machine takes to import torch
-# In another process: bitsandbytes imports torch, and chooses its kernels for good.
+# This runs in another process, because bitsandbytes imports torch and chooses its kernels for good.
 _PROBE = """
 import json, sys, warnings
 from importlib.util import find_spec
@@ -40,7 +40,8 @@ def _is_found() -> bool:
 
 
 def _asked() -> tuple[dict[str, Any] | None, str]:
-    """What libnf4 serves in a process that imports bitsandbytes, and that process's messages."""
+    """Returns what libnf4 serves in a process that imports bitsandbytes, and that process's
+    messages."""
     try:
         result = subprocess.run(
             [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_SECONDS
@@ -55,7 +56,7 @@ def _asked() -> tuple[dict[str, Any] | None, str]:
 
 
 def diagnose(version: str | None) -> dict[str, Any]:
-    """For the installed bitsandbytes: "active", what libnf4 serves, or why nothing."""
+    """Reports on the installed bitsandbytes: "active", and what libnf4 serves, or why nothing."""
     report: dict[str, Any] = {"active": False, "reason": None}
     if version is None:
         return {**report, "reason": "not installed"}
@@ -90,7 +91,7 @@ def _of_peft(found: dict[str, list[str]] | None) -> list[str]:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """What `nf4 doctor` prints of the report."""
+    """Returns the lines that `nf4 doctor` prints of the report."""
     if not report["active"]:
         return [f"bitsandbytes is not on libnf4's kernels: {report['reason']}"]
     by_devices: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""nf4 inspect: the tensors of a checkpoint."""
+"""nf4 inspect: lists the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nf4.cli.console import (
 from nf4.cli.exits import Exit
 
 _DESCRIPTION = """\
-List the tensors of a checkpoint: shape, format (of integers the layout), blocksize or group
+List the tensors of a checkpoint: shape, format (the layout for integers), blocksize or group
 size, bytes in the file (all parts of a weight included) and bits per element.
 
 With --dense, also the error of each 4-bit weight against the dense one that it was made from:
@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
 
 
 def weight_row(weight: Weight, error: ErrorStatistics | None) -> dict[str, Any]:
-    """One 4-bit weight, as --json shows it."""
+    """Returns one 4-bit weight as --json shows it."""
     row = {
         "name": weight.name,
         "format": weight.format,
@@ -108,7 +108,7 @@ def inspect_checkpoint(
     path: str, dense_path: str | None = None, *, threads: int = 0, quiet: bool = True
 ) -> dict[str, Any]:
     """Returns what `nf4 inspect --json` prints: {"path", "tensors": [...], "totals": {...},
-    "warnings": [...]}. One warns that nothing reads what the checkpoint says of its quantization.
+    "warnings": [...]}. A warning says if nothing reads the checkpoint's quantization settings.
 
     Raises FormatError for a broken checkpoint, or a dense one that does not fit it."""
     with ExitStack() as stack:
@@ -137,7 +137,7 @@ def inspect_checkpoint(
 
 
 def _scale_cells(row: dict[str, Any]) -> tuple[str, str]:
-    """The columns "block" and "scales"."""
+    """Returns the columns "block" and "scales"."""
     if row["format"] == "dense":
         return "", ""
     if row["format"] == "int4":
@@ -164,7 +164,7 @@ def _cells(row: dict[str, Any], compared: bool) -> list[str]:
 
 
 def report_lines(document: dict[str, Any]) -> Iterator[str]:
-    """The report that `nf4 inspect` prints, line by line."""
+    """Yields the lines of the report that `nf4 inspect` prints."""
     totals = document["totals"]
     compared = "rms_relative_error" in totals
     header = ["tensor", "shape", "format", "block", "scales", "size", "bits"]

@@ -45,7 +45,7 @@ def _raise_terminated(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def _termination_raises() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into Terminated. An ignored one (nohup) stays ignored."""
+    """Turns SIGTERM and SIGHUP into Terminated. An ignored signal (nohup) stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -62,7 +62,7 @@ def _termination_raises() -> Iterator[None]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `nf4`; each subcommand's sets `run`."""
+    """Returns the parser of `nf4`. Each subcommand sets `run`."""
     parser = Parser(
         prog="nf4",
         description="4-bit checkpoints: NF4 and FP4 of bitsandbytes, integers of GPTQ, AWQ and "
@@ -92,7 +92,7 @@ def _stdout_failed(error: StdoutError) -> int:
 
 
 def _failed(error: BaseException) -> int:
-    """Report an expected error in one line on stderr, and raise any other. Returns the exit
+    """Reports an expected error in one line on stderr, and raises any other. Returns the exit
     code."""
     match error:
         case StdoutError():
@@ -130,8 +130,8 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `nf4` with these arguments (those of the process by default). Returns the exit code
-    and never raises SystemExit."""
+    """Runs `nf4` with these arguments (by default those of the process). Returns the exit code and
+    never raises SystemExit."""
     replace_closed_streams()
     use_any_name(sys.stdout, sys.stderr)
     try:

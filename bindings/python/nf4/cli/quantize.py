@@ -1,4 +1,5 @@
-"""nf4 quantize: a dense checkpoint to 4 bits, in the layout of bitsandbytes or of integers."""
+"""nf4 quantize: quantizes a dense checkpoint to 4 bits, in bitsandbytes' layout or one of
+integers."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ from nf4.cli.conversion import run_conversion
 _DESCRIPTION = """\
 Quantize the linear layers of a dense model to 4 bits: nf4 and fp4 in the layout that
 bitsandbytes and transformers load, int4 (integers with a scale for each group, rounded to
-the nearest) in that of compressed-tensors, GPTQ or AWQ. SRC and DST are both files or both
-directories; the shards of DST are those of SRC.
+nearest) in the layout of compressed-tensors, GPTQ or AWQ. SRC and DST are both files or both
+directories; DST has the same shards as SRC.
 
-An installed transformers, 5.0 or later, decides by the model's modules which layers can be
-4-bit; without it, and for a model that it does not know or that needs timm, the names and
-shapes of the tensors decide. Copied unchanged: embeddings, norms, biases, output heads,
-routers, experts of mixtures without --experts, tensors that are not matrices, what --skip
-matches, and weights that are 4-bit already. config.json gets a quantization_config that
-lists the layers left dense.
+An installed transformers, 5.0 or later, decides from the model's modules which layers can be
+4-bit. Without it, and for a model that it does not know or that needs timm, the names and
+shapes of the tensors decide. These are copied unchanged: embeddings, norms, biases, output
+heads, routers, experts of mixtures without --experts, tensors that are not matrices, modules
+that --skip matches, and weights that are already 4-bit. config.json gets a
+quantization_config that lists the layers left dense.
 
 The tokenizer and other files beside the weights are copied; weights in other formats and
 hidden files are not. Symbolic links that leave the model folder are refused, except those of
@@ -34,7 +35,7 @@ the Hugging Face cache.
 A PATTERN is one or more whole parts of a module's name (lm_head, layers.0), or, with *, ? or
 [], a glob over the whole name ('*.mlp.*_proj').
 """
-# By the names of QuantizeOptions.
+# The options of each format, by their names in QuantizeOptions.
 _OF_INTEGERS = {
     "layout": "--layout",
     "group_size": "--group-size",
@@ -81,7 +82,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="quantize only these modules, whatever the default rules say (may be repeated)",
+        help="quantize only these modules, regardless of the default rules (may be repeated)",
     )
     parser.add_argument(
         "--compute-dtype",
@@ -98,13 +99,13 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--layout",
         choices=tuple(LAYOUTS),
-        help="of int4 (default: compressed-tensors)",
+        help="for int4 (default: compressed-tensors)",
     )
     parser.add_argument(
         "--group-size",
         type=int,
         metavar="N",
-        help="of int4, columns per scale: a multiple of 8, or -1 for the row (default: 128)",
+        help="for int4: columns per scale: a multiple of 8, or -1 for the row (default: 128)",
     )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
@@ -112,20 +113,20 @@ def add_parser(commands: Any) -> None:
         dest="symmetric",
         action="store_true",
         default=None,
-        help="of int4: all zero points are 8 (default)",
+        help="for int4: all zero points are 8 (default)",
     )
     kind.add_argument(
         "--asymmetric",
         dest="symmetric",
         action="store_false",
         default=None,
-        help="of int4: a zero point for each group",
+        help="for int4: a zero point for each group",
     )
     parser.add_argument(
         "--experts",
         action="store_true",
         default=None,
-        help="stacks of experts too, which from_pretrained loads once nf4.torch is imported",
+        help="also stacks of experts, which from_pretrained loads if nf4.torch is imported",
     )
     parser.add_argument(
         "--allow-nonfinite",
@@ -135,7 +136,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _chosen(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of one format that were given. OptionError for those of another."""
+    """Returns the given options of one format. Raises OptionError for an option of another
+    format."""
     options = _OF_INTEGERS | _OF_BITSANDBYTES
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     for name, option in (_OF_BITSANDBYTES if args.format == "int4" else _OF_INTEGERS).items():

@@ -1,4 +1,4 @@
-"""nf4 verify: the faults of a 4-bit checkpoint."""
+"""nf4 verify: finds the faults of a 4-bit checkpoint."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from nf4.cli.exits import Exit
 _DESCRIPTION = """\
 Check a checkpoint and list every fault: in the structure of its files, in the sizes of each
 4-bit weight's parts, in quant_state, in codebooks and scales (NaN, infinite, negative), in
-the zero points and g_idx of integers, in a config.json by which transformers would not
-load the weights, in two places that say differently how the checkpoint is quantized, and in
-tensors beside 4-bit weights that nothing reads. Exit code 1 if there is a fault. Warnings,
-such as subnormal scales or NaN in dense tensors, do not change it.
+the zero points and g_idx of integers, in a config.json with which transformers would not
+load the weights, in two places that disagree on how the checkpoint is quantized, and in
+tensors beside 4-bit weights that nothing reads. The exit code is 1 if there is a fault.
+Warnings, such as subnormal scales or NaN in dense tensors, do not change it.
 
-For nf4 and fp4, and for tensors whose names tell nothing, where torch and transformers 5.0 or
-later are installed, a process of its own builds the model without its weights, which takes
-seconds, and its modules decide which weights transformers loads. Otherwise the names of the
-tensors decide, and what they tell is only a warning. The report says which.
+For nf4 and fp4, and for tensors with unknown names, a child process builds the model without
+its weights if torch and transformers 5.0 or later are installed. This takes seconds. The
+model's modules then decide which weights transformers loads. Otherwise the names of the
+tensors decide, and their findings are only warnings. The report says which.
 """
 
 
@@ -37,8 +37,8 @@ def _line(finding: Finding) -> str:
 
 
 def verify_checkpoint(path: str) -> dict[str, Any]:
-    """What `nf4 verify --json` prints: {"path", "ok", "weights", "dense_tensors", "checked_by",
-    "findings"}. OSError if the checkpoint cannot be read."""
+    """Returns what `nf4 verify --json` prints: {"path", "ok", "weights", "dense_tensors",
+    "checked_by", "findings"}. Raises OSError if the checkpoint cannot be read."""
     report = audit_report(path)
     return {
         "path": path,
@@ -51,7 +51,7 @@ def verify_checkpoint(path: str) -> dict[str, Any]:
 
 
 def report_lines(document: dict[str, Any]) -> list[str]:
-    """The report that `nf4 verify` prints."""
+    """Returns the report that `nf4 verify` prints."""
     findings = [Finding(**finding) for finding in document["findings"]]
     faults = sum(finding.severity == "fault" for finding in findings)
     warnings = len(findings) - faults

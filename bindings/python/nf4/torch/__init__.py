@@ -15,10 +15,11 @@ torch.get_num_threads() threads. Package nf4 itself never imports torch.
 from nf4.torch import _torch_version  # noqa: F401  first: it says what is missing
 
 # isort: on
-from nf4.torch import _distributed, experts
+from nf4.torch import _distributed, _transformers
 from nf4.torch import peft as _peft
 from nf4.torch.bitsandbytes import register as register_bitsandbytes
-from nf4.torch.conversion import convert, to_dense
+from nf4.torch.conversion import convert
+from nf4.torch.dense import to_dense
 from nf4.torch.functional import dequantize, linear, linear_grouped, quantize, quantize_int4
 from nf4.torch.loading import load
 from nf4.torch.modules import Int4Experts, Int4Linear, NF4Experts, NF4Linear
@@ -47,4 +48,4 @@ __all__ = [
 
 _peft.register()
 _distributed.register()
-experts.register()
+_transformers.register()

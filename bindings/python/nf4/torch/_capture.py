@@ -1,4 +1,4 @@
-"""Which CUDA graph is being captured. torch tells whether one is, and the driver which."""
+"""Tells which CUDA graph is being captured. torch knows whether one is; the driver knows which."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 @functools.cache
 def _driver() -> Callable[..., int] | None:
-    """cuStreamGetCaptureInfo of the driver, which torch has loaded, or None."""
+    """Returns the driver's cuStreamGetCaptureInfo, or None. torch has loaded the driver."""
     try:
         library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         function = library.cuStreamGetCaptureInfo_v2
@@ -29,8 +29,8 @@ def _driver() -> Callable[..., int] | None:
 
 
 def id_on(stream: int) -> int | None:
-    """The id of the capture that a cudaStream_t is in: no two of a process have the same. None if
-    it is in none, or the driver does not tell."""
+    """Returns the id of the capture that a cudaStream_t is in, which is unique in the process. None
+    if the stream is not being captured, or the driver does not tell."""
     ask = _driver()
     status, found = ctypes.c_int(), ctypes.c_uint64()
     if ask is None:
@@ -40,7 +40,7 @@ def id_on(stream: int) -> int | None:
 
 
 def id_of(x: Tensor) -> int | None:
-    """The id of the capture that work on x becomes part of now. None: of none that is known."""
+    """Returns the id of the capture that records work on x now; None if none is known."""
     if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     return id_on(device_of(x).current_stream())

@@ -1,4 +1,4 @@
-"""What nf4.torch asks of its arguments, and the words for what is wrong with them."""
+"""Checks the arguments of nf4.torch, and words what is wrong with them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BY_NAME = dict(zip(("fp32", "fp16", "bf16"), DTYPES, strict=True))
 
 
 def torch_dtype(dtype: DTypeLike, argument: str = "dtype") -> torch.dtype:
-    """torch's float32, float16 or bfloat16, from any name of it. `argument` is the caller's, for
-    messages."""
+    """Returns torch's float32, float16 or bfloat16 for any of its names. Messages call it
+    `argument`."""
     if isinstance(dtype, torch.dtype) and dtype in DTYPES:
         return dtype
-    if isinstance(dtype, str) and dtype in _BY_NAME:  # which a compiler can follow
+    if isinstance(dtype, str) and dtype in _BY_NAME:  # torch.compile can trace this
         return _BY_NAME[dtype]
     return _BY_NAME[_convert.dtype_name(dtype, argument)]
 
@@ -38,22 +38,23 @@ def require_float(name: str, dtype: torch.dtype) -> None:
 
 
 def require_dense(name: str, given: object) -> None:
-    """A weight that can be quantized."""
+    """Checks that a weight can be quantized."""
     require_tensor(name, given)
     require_float(name, given.dtype)
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Has it neither NaN nor Inf? A tensor without memory, on meta or fake, has no numbers."""
+    """Tells if a tensor has neither NaN nor Inf. A meta or fake tensor has no values, and
+    passes."""
     tensor = tensor.detach()
     if _torch.fault(tensor) is not None or tensor.numel() == 0:
         return True
-    return all(each.isfinite().item() for each in torch.aminmax(tensor))  # NaN is both extremes
+    return all(each.isfinite().item() for each in torch.aminmax(tensor))  # both are NaN for a NaN
 
 
 def require_finite(name: str, weight: Tensor) -> None:
-    """A weight that quantizing changes no more than rounding does: NaN would become 0, and Inf the
-    largest of its block or group."""
+    """Refuses NaN and Inf, which 4 bits cannot store: NaN would become 0, and Inf the largest value
+    of its block or group."""
     if not is_finite(weight):
         raise InvalidArgument(
             f"{name} has NaN or Inf; expected finite numbers, or allow_nonfinite=True"
@@ -61,7 +62,7 @@ def require_finite(name: str, weight: Tensor) -> None:
 
 
 def require_device(device: torch.device, beside: str, tensors: Mapping[str, Tensor | None]) -> None:
-    """Each tensor is on this device, where the tensor named `beside` is."""
+    """Requires each tensor to be on this device, which is that of the tensor named `beside`."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device != device:
             raise InvalidArgument(

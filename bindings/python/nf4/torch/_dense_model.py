@@ -1,5 +1,5 @@
-"""Which layers of a dense transformers model become 4-bit: what `nf4 quantize` decides for the
-files that the model would be saved as. Imports transformers."""
+"""Chooses the layers of a dense transformers model that become 4-bit, as `nf4 quantize` would for
+the files that the model would be saved as. Imports transformers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Choice(NamedTuple):
 
 
 def _dtype(tensor: Tensor) -> str:
-    """As in a file. Other dtypes than those of weights have torch's name, and stay dense."""
+    """Returns the dtype's name in a safetensors file, or torch's name for dtypes that stay
+    dense."""
     return _FILE_DTYPES.get(tensor.dtype, str(tensor.dtype))
 
 
@@ -52,14 +53,14 @@ def _info(name: str, tensor: Tensor) -> TensorInfo:
 
 
 def _stored(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
-    """The tensors that save_pretrained would write, without their memory."""
+    """Returns the tensors that save_pretrained would write, without their memory."""
     on_meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
     written = revert_weight_conversion(model, on_meta)
     return {name: _info(name, tensor) for name, tensor in written.items()}
 
 
 def _shared(state: Mapping[str, Tensor]) -> set[str]:
-    """The names of tensors that have another name too."""
+    """Returns the names of tensors that also have another name."""
     names: dict[int, list[str]] = {}
     for name, tensor in state.items():
         names.setdefault(id(tensor), []).append(name)
@@ -67,7 +68,7 @@ def _shared(state: Mapping[str, Tensor]) -> set[str]:
 
 
 def choose(model: PreTrainedModel, options: QuantizeOptions) -> Choice:
-    """OptionError for a pattern that names no tensor."""
+    """Returns the choice. Raises OptionError for a pattern that names no tensor."""
     state = model.state_dict(keep_vars=True)
     dense, shared = _stored(model, state), _shared(state)
     plan = LoadPlan(model)
@@ -80,7 +81,7 @@ def choose(model: PreTrainedModel, options: QuantizeOptions) -> Choice:
     shapes = {name: info.shape for name, info in dense.items()}
     rules = Rules(model_types(config), options.skip, options.only, found, shapes)
     reasons = dense_reasons(dense, rules, options)
-    # What transformers does not know to be tied may be so all the same.
+    # Weights may be tied without transformers knowing it.
     own = {
         name: reason
         for name, reason in reasons.items()
@@ -88,7 +89,7 @@ def choose(model: PreTrainedModel, options: QuantizeOptions) -> Choice:
     }
     problem = group_size_problem(dense, own, options)
     if problem is not None:
-        warnings.warn(problem, stacklevel=4)  # of who calls quantize_model
+        warnings.warn(problem, stacklevel=4)  # the caller of quantize_model
     chosen = [name for name, reason in own.items() if reason is None]
     stacks = chosen_stacks([*found.stacks.values()], options) if options.experts else []
     plans = [plan_of(dense[name], rules, options) for name in chosen]
@@ -97,7 +98,7 @@ def choose(model: PreTrainedModel, options: QuantizeOptions) -> Choice:
     left = [info for name, info in dense.items() if name not in quantized]
     if not plans:
         return Choice([], [], {})
-    # The weights say the dtype: that of config.json is of the files that they came from.
+    # The weights determine the dtype, because config.json gives that of the original files.
     named = {"architectures": [architecture]}
     config = config_of(plans, left, rules, options, named)
     return Choice([found.modules[name] for name in chosen], stacks, config)

@@ -1,9 +1,9 @@
-"""torch.distributed serves quantized layers as it is: as soon as its modules are loaded, before or
-after nf4.torch, some functions of theirs are wrapped (distributed/_wrappers.py says how). Nothing
-is imported before.
+"""Makes torch.distributed work with quantized layers: as soon as its modules are loaded, before or
+after nf4.torch, some of their functions are wrapped (distributed/_wrappers.py says how). Nothing is
+imported before that.
 
-They are private to torch. Where one has other arguments than these, all that serve the same are
-left alone, with a warning that says what is not served.
+These functions are private to torch. If one has other arguments than listed here, none of its group
+is wrapped, and a warning names the feature that is not served.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from nf4.torch._replacing import Replaced, found
 class _Wrapped(NamedTuple):
     module: str
     function: str
-    arguments: tuple[str, ...]  # which it begins with
-    by: str  # of distributed/_wrappers.py
+    arguments: tuple[str, ...]  # the first ones
+    by: str  # in distributed/_wrappers.py
 
 
 _FSDP1, _FSDP2 = "torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard"
 _DDP = "torch.nn.parallel.distributed"
-# By what they serve, all of which must be known before one of them is wrapped.
+# Grouped by feature. All functions of a group must be known before one of them is wrapped.
 _WRAPPED = {
     "fully_shard": (
         _Wrapped(
@@ -96,7 +96,8 @@ def _require_known(each: _Wrapped) -> None:
 
 
 def _wrap(each: _Wrapped) -> None:
-    """Also where other modules of torch.distributed have imported it by its name."""
+    """Wraps a function, also in other modules of torch.distributed that have imported it by
+    name."""
     module = sys.modules[each.module]
     original = found(module, each.function)
     of_class, _, name = each.function.rpartition(".")
@@ -110,7 +111,7 @@ def _wrap(each: _Wrapped) -> None:
 
 
 def _loaded(name: str) -> None:
-    """Never raises: whoever imports torch.distributed would get it."""
+    """Never raises, because the error would reach whoever imports torch.distributed."""
     _loaded_modules.add(name)
     for serves, functions in _WRAPPED.items():
         modules = {each.module for each in functions}
@@ -129,7 +130,7 @@ _watch = ImportWatch(_MODULES, _loaded)
 
 
 def register() -> None:
-    """A second call changes nothing."""
+    """Wraps the functions now or once they are loaded. A second call changes nothing."""
     _watch.start()
 
 

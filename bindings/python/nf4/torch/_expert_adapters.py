@@ -1,6 +1,6 @@
-"""LoRA beside a stack of experts: the product of rows that are sorted by expert with the A and B of
-their experts. x is gathered, which dA needs anyway; no dense expert is made. Importing this imports
-torch._dynamo."""
+"""LoRA adapters of a stack of experts: multiplies rows that are sorted by expert by the A and B of
+their experts. x is gathered, which dA needs anyway; no expert is dequantized. Importing this
+imports torch._dynamo."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.nn import functional
 
 
 def _products(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """rows[i] times weight[expert of i]^T, [experts, out, columns]. Rows behind the last end are
+    """rows[i] times weight[expert of i]^T, [experts, out, columns]. Rows past the last end are
     unspecified."""
     grouped_mm = getattr(functional, "grouped_mm", None)
-    # Of rows, and of the gradient of the result.
+    # For rows, and for the gradient of the result.
     vectors = (rows.shape[1] * rows.element_size(), weight.shape[1] * weight.element_size())
     if grouped_mm is None or any(size % 16 for size in vectors):
         return _one_by_one(rows, weight, ends)
@@ -27,7 +27,7 @@ def _products(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 @torch.compiler.disable
 def _uncompiled(grouped_mm: Any, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """torch.compile takes grouped_mm of bfloat16 alone."""
+    """torch.compile supports grouped_mm only for bfloat16."""
     return grouped_mm(rows, weight, offs=ends)
 
 
@@ -60,10 +60,10 @@ class ExpertAdapter(NamedTuple):
             if x_index is not None:
                 inside = inside & (x_index >= 0) & (x_index < len(x))
                 rows = rows[torch.where(inside, x_index, 0)]
-            # What is outside would bring what the products leave there into the gradients.
+            # Unspecified values of rows outside would otherwise reach the gradients.
             rows = torch.where(inside[:, None], rows, 0)
             a, b = self.a.to(y.dtype), self.b.to(y.dtype)
-            wanted = -a.shape[1] % 8  # of which products are faster, and need no loop
+            wanted = -a.shape[1] % 8  # products of which are faster and need no loop
             a, b = functional.pad(a, (0, 0, 0, wanted)), functional.pad(b, (0, wanted))
             p = torch.where(inside[:, None], _products(rows, a, ends), 0)
             made = torch.where(inside[:, None], _products(p, b, ends), 0)

@@ -32,8 +32,8 @@ def linear(
 
 
 def versions(tensors: tuple[Any, ...]) -> int:
-    """A number that each write in place to one of these tensors increases; the last of the tuple is
-    none."""
+    """Returns a number that each in-place write to one of these tensors increases. The last element
+    of the tuple is not a tensor."""
     return 0
 
 
@@ -64,8 +64,8 @@ def linear_grad(
 def lora_grads(
     grad_y: Tensor, x: Tensor, p: Tensor, q: Tensor, a: Tensor, b: Tensor, scale: float
 ) -> tuple[Tensor, Tensor] | None:
-    """On a GPU dA = scale q^T x and dB = scale dY^T p, in the dtype of A and B; None if nothing was
-    done."""
+    """Computes dA = scale q^T x and dB = scale dY^T p on a GPU, in the dtype of A and B. None if
+    nothing was done."""
     return None
 
 
@@ -79,34 +79,34 @@ def adapted_grads(
     scale: float,
     fused: bool,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """For y and p of linear_adapted in 16 bits on a GPU: dX, dA and dB; None if nothing was done.
-    fused: without a dense weight."""
+    """Returns dX, dA and dB for y and p of a 16-bit linear_adapted on a GPU; None if nothing was
+    done. fused: no dense weight is made."""
     return None
 
 
 def linear_grouped(
     x: Tensor, ends: Tensor, x_index: Tensor | None, bias: Tensor | None, weight: Parts
 ) -> Tensor | None:
-    """The products of a stack of experts; None if nothing was done."""
+    """Computes the products of a stack of experts; None if nothing was done."""
     return None
 
 
 def state_parts(
     packed: Tensor, state: Any, spec_of: Callable[[Any, Any, Any, Any], Any]
 ) -> tuple[Any, ...] | None:
-    """The fields of a WeightParts of a bitsandbytes QuantState, whose Spec is spec_of(shape,
-    quant_type, blocksize, nested_blocksize). None if that is None, and for a state without what is
-    read or with a KeyError or TypeError in it."""
+    """Returns the fields of a WeightParts for a bitsandbytes QuantState. Its Spec is spec_of(shape,
+    quant_type, blocksize, nested_blocksize). None if spec_of returns None, an attribute is missing,
+    or reading them raises a KeyError or TypeError."""
     return None
 
 
 def take_packed(kind: type[Tensor]) -> None:
-    """Makes `linear` and `dequantize` take packed bytes that are of this class, in any dtype. Of
-    several classes the first and the last are taken."""
+    """Makes `linear` and `dequantize` accept packed bytes of this class, in any dtype. After
+    several calls they accept the first class and the last."""
 
 
 def _address(libraries: Sequence[ctypes.CDLL], name: str) -> int:
-    """Of the function of this name; 0 if there is none."""
+    """Returns the address of the function of this name; 0 if there is none."""
     for each in libraries:
         if hasattr(each, name):
             return ctypes.cast(getattr(each, name), ctypes.c_void_p).value or 0
@@ -114,13 +114,13 @@ def _address(libraries: Sequence[ctypes.CDLL], name: str) -> int:
 
 
 def _register() -> bool:
-    """Did torch take the operators in C++, for all devices that it has?"""
+    """Tells if torch accepted the C++ operators for all devices that it has."""
     module = _prepared._nf4_fast
     if module is None:
         return False
     try:
         own = library()
-        of_torch = [ctypes.CDLL("libtorch_cpu.so")]  # which torch has loaded
+        of_torch = [ctypes.CDLL("libtorch_cpu.so")]  # torch has loaded it
         if torch.version.cuda:
             of_torch.append(ctypes.CDLL("libtorch_cuda.so"))
     except (LibraryNotFound, OSError):

@@ -1,5 +1,5 @@
-"""The quantized linear layers of GPTQModel, AutoAWQ and compressed-tensors, whose packages are not
-imported: what is one, and the weight in it."""
+"""Recognises the quantized linear layers of GPTQModel, AutoAWQ and compressed-tensors, and reads
+the weights in them, without importing these packages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nf4.torch._int4_weight import KEYS
 from nf4.torch.modules.base import QuantizedModule
 
 _WORDS = frozenset(("qweight", "qzeros", "scales"))
-# The classes of GPTQModel and AutoAWQ that compute with the words as the checkpoint has them. All
-# others may have put them in another order, in the same shape.
+# The classes of GPTQModel and AutoAWQ that compute with the words as the checkpoint stores them.
+# All other classes may have reordered them without changing the shape.
 _AS_STORED = frozenset((
     "TorchLinear", "TorchQuantLinear", "TritonV2Linear", "TritonV2QuantLinear",
     "AwqTorchLinear", "AwqTorchQuantLinear", "AwqGEMMLinear", "AwqGEMMQuantLinear",
@@ -29,19 +29,19 @@ def _has(layer: nn.Module, names: Iterable[str]) -> bool:
 
 
 def is_quantized(layer: nn.Module) -> bool:
-    """Has a layer the tensors of one, whatever its bits, and is not ours?"""
+    """Tells if a layer has the tensors of such a layer, of any number of bits, and is not ours."""
     if isinstance(layer, QuantizedModule):
         return False
     return _has(layer, _WORDS) or _has(layer, ("weight_packed", "weight_scale"))
 
 
 def _scheme(layer: nn.Module) -> Any:
-    """compressed-tensors' QuantizationScheme."""
+    """Returns the QuantizationScheme of compressed-tensors."""
     return getattr(layer, "quantization_scheme", None)
 
 
 def why_left_alone(layer: nn.Module) -> str | None:
-    """Of a quantized layer that computes something else than Int4Linear: what."""
+    """Says why Int4Linear cannot replace a quantized layer: what that computes differently."""
     if _has(layer, _WORDS):
         bits = getattr(layer, "bits", getattr(layer, "w_bit", 4))
         return None if bits == 4 else f"it has {bits} bits"
@@ -59,14 +59,14 @@ def why_left_alone(layer: nn.Module) -> str | None:
 
 
 def has_own_forward(layer: nn.Module) -> bool:
-    """Has a layer a forward that its library did not put there? compressed-tensors gives one to
-    each layer."""
+    """Tells if a layer has a forward of its own that its library did not put there.
+    compressed-tensors puts one on each layer."""
     return "forward" in vars(layer) and _scheme(layer) is None
 
 
 def weight_and_bias(layer: nn.Module) -> tuple[nf4.Int4Tensor[Tensor], nn.Parameter | None]:
-    """Memory is shared. Raises InvalidArgument for a layer that is none of these, or that has
-    stored the codes anew."""
+    """Returns the weight and the bias, on the layer's memory. Raises InvalidArgument for any other
+    layer, and for one that has repacked its codes."""
     if not isinstance(layer, nn.Module) or not is_quantized(layer):
         raise InvalidArgument(
             f"layer is {kind_of(layer)}; expected a 4-bit linear layer of GPTQModel, AutoAWQ or "
@@ -77,7 +77,7 @@ def weight_and_bias(layer: nn.Module) -> tuple[nf4.Int4Tensor[Tensor], nn.Parame
         raise InvalidArgument(f"layer is {kind_of(layer)}, and {why}; expected 4-bit integers")
     weight = _of_words(layer) if _has(layer, _WORDS) else _of_compressed_tensors(layer)
     if weight.packed.is_meta:
-        raise InvalidArgument("the weight is on meta; expected it loaded")
+        raise InvalidArgument("the weight is on meta; expected a loaded one")
     bias = getattr(layer, "bias", None)
     if bias is None or isinstance(bias, nn.Parameter):
         return weight, bias
@@ -109,7 +109,7 @@ def _layout_of_words(layer: nn.Module, shape: tuple[int, int]) -> str:
             f"qweight is of shape {tuple(layer.qweight.shape)}; expected {(cols // 8, rows)} or "
             f"{(cols, rows // 8)}"
         )
-    # GPTQModel rewrites the zeros of v1 as it loads them, and qzero_format says so.
+    # GPTQModel converts the zeros of GPTQ v1 when it loads them; qzero_format says so.
     asked = getattr(layer, "qzero_format", None)
     stored = asked() if callable(asked) else 1
     format = getattr(layer, "format", None)

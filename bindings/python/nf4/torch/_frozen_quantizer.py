@@ -1,5 +1,5 @@
-"""The quantizers of _nf4_quantizer.py, _int4_quantizer.py and _marks.py share this. It is imported
-while transformers is, and needs these two modules of it alone."""
+"""The base classes of the quantizers in _nf4_quantizer.py, _int4_quantizer.py and _marks.py. This
+module is imported while transformers is being imported, so it imports only two modules of it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nf4.checkpoint.quantization import OF_EXPERTS
+from nf4.torch.dense import to_dense
 
 
 class OurLayers:
-    """A quantizer says this of NF4Linear, Int4Linear and experts."""
+    """The answers of a quantizer for models with NF4Linear, Int4Linear and experts."""
 
     @property
     def is_compileable(self) -> bool:
         return True
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-        from nf4.torch.conversion import to_dense
-
         to_dense(model, dtype)
         return model
 
 
 class FrozenQuantizer(OurLayers, HfQuantizer):
-    """Handles weights that are quantized before, and stay as they are."""
+    """Handles weights that are already quantized and stay frozen."""
 
     requires_calibration = True
 
@@ -39,13 +38,13 @@ class FrozenQuantizer(OurLayers, HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """Adapters are."""
+        """Adapters are trainable."""
         return True
 
 
 class StoredConfig(QuantizationConfigMixin):
-    """A quantization_config of config.json as an object: to_dict gives what it was made of. Its
-    keys are not trusted, so that none becomes an attribute but quant_method."""
+    """A quantization_config of config.json as an object; to_dict returns the original. Its keys are
+    not trusted, so only quant_method becomes an attribute."""
 
     def __init__(self, fields: Mapping[str, Any], /):
         self.fields = dict(fields)

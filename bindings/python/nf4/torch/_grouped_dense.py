@@ -1,5 +1,5 @@
-"""Products of a stack of experts with dense ones, made for the length of a call: what has no kernel
-(_operators_grouped.py). And rows by expert, as torch counts them."""
+"""Computes products of a stack of experts that have no kernel (_operators_grouped.py) with experts
+that are dequantized for the call. Also maps rows to experts with torch operators."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ Stack: TypeAlias = WeightParts | Int4Stack
 
 
 def experts_of(ends: Tensor, m: int) -> Tensor:
-    """The expert of each of m rows; the number of experts, of one that has none."""
+    """Returns the expert of each of m rows; the number of experts for a row that belongs to
+    none."""
     rows = torch.arange(m, device=ends.device, dtype=torch.int32)
     return torch.searchsorted(ends.cummax(0).values, rows, right=True)
 
 
 def sums_by(place: Tensor, rows: Tensor, count: int) -> Tensor:
-    """The sums of the rows of each place below `count`, in binary32 and a fixed order."""
+    """Sums the rows of each index below `count`, in binary32 and in a fixed order."""
     sums = torch.zeros(count + 1, rows.shape[1], dtype=torch.float32, device=rows.device)
     place = place.clamp(max=count).long()
-    if rows.is_cuda:  # of which index_add_ is atomic
+    if rows.is_cuda:  # index_add_ uses atomics here
         sums.index_put_((place,), rows.float(), accumulate=True)
     else:
         sums.index_add_(0, place, rows.float())
@@ -35,7 +36,7 @@ def sums_by(place: Tensor, rows: Tensor, count: int) -> Tensor:
 
 
 def _ranges(ends: Tensor, m: int) -> list[tuple[int, int, int]]:
-    """(expert, first row, end) of those that have rows."""
+    """Lists (expert, first row, end) for each expert that has rows."""
     found, begin = [], 0
     for expert, given in enumerate(ends.tolist()):
         end = min(m, max(begin, given))
@@ -46,7 +47,7 @@ def _ranges(ends: Tensor, m: int) -> list[tuple[int, int, int]]:
 
 
 def _dense_experts(weight: Stack, dtype: torch.dtype) -> Callable[[int], Tensor]:
-    """Gives an expert's part, dense."""
+    """Returns a function that dequantizes one expert."""
     if isinstance(weight, WeightParts):
         return _kernels.dequantize(weight, dtype).__getitem__
     made = weight.quantized()
@@ -54,7 +55,7 @@ def _dense_experts(weight: Stack, dtype: torch.dtype) -> Callable[[int], Tensor]
 
 
 def dense_stack(weight: Stack, dtype: torch.dtype) -> Tensor:
-    """Of all experts."""
+    """Dequantizes all experts."""
     if isinstance(weight, WeightParts):
         return _kernels.dequantize(weight, dtype)
     made = weight.quantized()
@@ -65,8 +66,8 @@ def dense_stack(weight: Stack, dtype: torch.dtype) -> Tensor:
 
 
 def dense_products(rows: Tensor, weight: Stack, ends: Tensor, gradient: bool) -> Tensor:
-    """rows[i] times the transpose of the expert of i, in the gradient the expert itself; zeros
-    where there is none."""
+    """Multiplies rows[i] by the transpose of its expert, or in the gradient by the expert itself.
+    Rows without an expert give zeros."""
     (_, inner, cols), m = weight.spec.shape, rows.shape[0]
     grouped_mm = getattr(torch.nn.functional, "grouped_mm", None)
     whole_vectors = inner % 8 == 0 and cols % 8 == 0
@@ -85,7 +86,7 @@ def dense_products(rows: Tensor, weight: Stack, ends: Tensor, gradient: bool) ->
 
 
 def _gathered(x: Tensor, x_index: Tensor) -> Tensor:
-    """The rows of x, or zeros, by their numbers."""
+    """Gathers rows of x by their indices; an index out of range gives zeros."""
     inside = (x_index >= 0) & (x_index < x.shape[0])
     rows = x.new_zeros(x_index.shape[0], x.shape[1])
     return torch.where(inside[:, None], x[x_index.clamp(0, x.shape[0] - 1)] if len(x) else rows, 0)

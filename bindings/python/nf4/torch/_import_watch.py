@@ -1,4 +1,4 @@
-"""Learning when modules of other packages have been loaded."""
+"""ImportWatch: calls a function as soon as a module of another package is loaded."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from typing import Any
 
 
 def is_loaded(name: str) -> bool:
-    """To its end, and not by whoever imports nf4.torch from there."""
+    """Tells if a module is loaded completely. It is not while it imports nf4.torch itself."""
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     return hasattr(module, "__file__") and not getattr(spec, "_initializing", False)
 
 
 class ImportWatch(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself. Calls `loaded`, which never raises, with each name of `when` as soon
-    as that module has been loaded."""
+    """A finder that finds nothing by itself. It calls `loaded`, which never raises, with each name
+    of `when` as soon as that module has been loaded."""
 
     def __init__(self, when: Iterable[str], loaded: Callable[[str], None]) -> None:
         self._when, self._loaded = tuple(when), loaded
-        self._asking = threading.local()  # the other finders, which may ask all in turn
+        self._asking = threading.local()  # other finders may ask all finders in turn
 
     def start(self) -> None:
-        """Now for modules that are loaded already; a second call changes nothing."""
+        """Starts watching, and calls `loaded` for modules that are loaded already. A second call
+        changes nothing."""
         if self not in sys.meta_path:
             for name in filter(is_loaded, self._when):
                 self._loaded(name)

@@ -1,5 +1,5 @@
-"""Columns of integer weights with act order: which are grouped as they come, and sorted ones put
-back where a checkpoint has them."""
+"""The column order of integer weights: detects a g_idx without act order, and puts sorted columns
+back in the checkpoint's order."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _BITS = 4
 
 
 def plain_g_idx(weight: nf4.Int4Tensor | Int4Spec, device: torch.device | None = None) -> Tensor:
-    """The g_idx of a weight without act order."""
+    """Returns the g_idx of a weight without act order."""
     cols = weight.shape[1]
     size = cols if weight.group_size == -1 else weight.group_size
     return torch.arange(cols, dtype=torch.int32, device=device) // max(size, 1)
 
 
 def without_plain_g_idx(weight: nf4.Int4Tensor[Tensor], name: str = "g_idx") -> nf4.Int4Tensor:
-    """The weight without a g_idx that is column / group_size, with which kernels are faster, or
-    that is -1 throughout, which stands for none; else with it on the device of packed. Waits for
-    a GPU. Raises InvalidArgument for an index that is out of range; `name` is that of g_idx."""
+    """Returns the weight without its g_idx if that is column / group_size or -1 throughout, because
+    kernels are faster without one; else with the g_idx on the device of packed. Waits for a GPU.
+    Raises InvalidArgument for an index that is out of range; `name` is the name of g_idx."""
     given = weight.g_idx
     if given is None or given.is_meta or weight.packed.is_meta:
         return weight
@@ -49,7 +49,7 @@ def without_plain_g_idx(weight: nf4.Int4Tensor[Tensor], name: str = "g_idx") -> 
 
 
 def in_order_of_checkpoint(weight: nf4.Int4Tensor[Tensor]) -> nf4.Int4Tensor[Tensor]:
-    """A weight that nf4.reorder made, as it was before: with g_idx, without a permutation."""
+    """Undoes nf4.reorder: returns the weight with g_idx and without a permutation."""
     if weight.permutation is None:
         return weight
     packed, cols = weight.packed, weight.shape[1]

@@ -1,4 +1,4 @@
-"""How transformers loads integer weights into Int4Linear: a quantizer for its from_pretrained.
+"""A quantizer by which transformers' from_pretrained loads integer weights into Int4Linear.
 Importing this imports transformers."""
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _OF_AN_EXPERT = (
 
 @register_quantization_config(_METHOD)
 class Int4Config(QuantizationConfigMixin):
-    """What the quantizer needs. weights: those of the checkpoint by their names; biases: the names
-    of its tensors that are biases; act_order: of its weights that have it."""
+    """The quantizer's input. weights: the checkpoint's weights by name; biases: the names of its
+    biases; act_order: the names of the weights with act order."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Int4Config(QuantizationConfigMixin):
 @register_quantizer(_METHOD)
 class Int4Quantizer(FrozenQuantizer):
     """Puts layers on meta into the model's skeleton, for transformers to load tensors into, and
-    checks what was loaded. Experts are read after that. A model with these is not saved."""
+    checks what was loaded. Experts are read after that. A model with experts cannot be saved."""
 
     def __init__(self, quantization_config: Int4Config, **options: Any):
         super().__init__(quantization_config, **options)
@@ -81,7 +81,7 @@ class Int4Quantizer(FrozenQuantizer):
             )
             put_layer(model, layer, target)
             if "g_idx" not in weight.parts and "g_idx" in layer.state_dict():
-                layer.g_idx = empty(weight.shape[1:], torch.int32)  # which is missing then
+                layer.g_idx = empty(weight.shape[1:], torch.int32)  # so that it counts as missing
                 self.without_g_idx.append(layer)
                 ignored.add(f"^{re.escape(target)}\\.g_idx$")
         ignored.update(getattr(model, "_keys_to_ignore_on_load_missing", None) or ())
@@ -118,7 +118,7 @@ def load_model(
     config.quantization_config = {
         "quant_method": _METHOD, "weights": weights, "biases": biases, "act_order": act_order
     }  # fmt: skip
-    # The base class's, since that of a class may read more files of a folder.
+    # Calls the base class's from_pretrained: that of a derived class may read other files.
     model, info = PreTrainedModel.from_pretrained.__func__(
         kind,
         None,
@@ -145,7 +145,7 @@ def load_model(
         experts = model.get_submodule(stack.experts)
         setattr(experts, stack.name, _int4_stacks.read(stack, checkpoint).eval())
     if model.hf_quantizer.stacks:
-        # Those that were of use on loading are not all that to_dense needs.
+        # to_dense needs all conversions, and not only those that loading used.
         model._weight_conversions = None
     checkpoint.check_unchanged()
     described = StoredConfig({} if said is None else said.config)

@@ -1,4 +1,5 @@
-"""Experts of integers: a checkpoint has the matrices of each, and a model stacks of them."""
+"""Experts with integer weights: a checkpoint stores a matrix for each expert, a model stacks of
+them."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import numpy as np
 import nf4
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.int4 import Int4Weight
+from nf4.torch.distributed._filling import tensor_of
 from nf4.torch.modules.int4_experts import Int4Experts
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ class Stack(NamedTuple):
 def found(
     plan: LoadPlan, weights: Mapping[str, Int4Weight], act_order: Container[str]
 ) -> list[Stack]:
-    """FormatError where the weights of experts do not make up the stacks of a module. act_order:
-    the names of those that have it."""
+    """Returns the stacks of a checkpoint. Raises FormatError where the weights of experts do not
+    make up the stacks of a module. act_order: the names of the weights with act order."""
     made, dense = [], {}
     known = plan.stacks({name: weight.shape for name, weight in weights.items()})
     targets: dict[str, list[Int4Weight]] = {}
@@ -55,14 +57,14 @@ def found(
         for weight in each.weights:
             reason = _problem(weight, first, len(each.parts) > 1)
             if weight.name in act_order:
-                reason = "it has act order, which experts are not read with"
+                reason = "it has act order, which is not supported for experts"
             if reason is not None:
                 raise FormatError(weight.path, reason, weight.name)
     return made
 
 
 def _problem(weight: Int4Weight, first: Int4Weight, is_joined: bool) -> str | None:
-    """Why a weight cannot be in a stack with the first of it."""
+    """Says why a weight cannot be in one stack with the stack's first weight."""
     kind = _kind(first)
     for what, each in _kind(weight).items():
         if each != kind[what]:
@@ -82,9 +84,7 @@ def _kind(weight: Int4Weight) -> dict[str, object]:
 
 
 def read(stack: Stack, checkpoint: Checkpoint) -> Int4Experts:
-    """In host memory."""
-    from nf4.torch.distributed._filling import tensor_of
-
+    """Reads a stack into host memory."""
     layout = stack.parts[0][0].state.layout
     experts = [
         [weight.load(checkpoint) for weight in matrices]

@@ -1,10 +1,10 @@
-"""A weight of 4-bit integers as nf4.torch hands it from function to function: Int4Parts, which has
-the methods of WeightParts (_weight.py).
+"""Int4Parts: a 4-bit integer weight as nf4.torch passes it between functions. It has the methods of
+WeightParts (_weight.py).
 
-Public operators have eight arguments for it: the five tensors, shape, layout, group_size, which
-mean what they mean in nf4.Int4Tensor. Those that a compiled graph has, _linear_int4 and
-_dense_like_int4, have ten: the five tensors, then rows, cols, the layout's number and zero_offset
-as in nf4_int4_tensor, group_size.
+Public operators take it as eight arguments: the five tensors, shape, layout and group_size, with
+the meaning of nf4.Int4Tensor. The operators in compiled graphs, _linear_int4 and _dense_like_int4,
+take ten: the five tensors, then rows, cols, the layout's number and zero_offset as in
+nf4_int4_tensor, and group_size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nf4.errors import InvalidArgument
 from nf4.torch._weight import tensors_of
 
 _OF_GPTQ = {"packed": "qweight", "scales": "scales", "zeros": "qzeros", "g_idx": "g_idx"}
-# The keys that checkpoints of a layout have for the parts.
+# The keys of the parts in checkpoints of each layout.
 KEYS = {
     "gptq": _OF_GPTQ,
     "gptq_v2": _OF_GPTQ,
@@ -48,7 +48,7 @@ class Int4Spec(NamedTuple):
 
     @classmethod
     def of(cls, shape: Sequence[int], layout: str, group_size: int) -> Int4Spec:
-        """Raises InvalidArgument for a layout that is none."""
+        """Raises InvalidArgument for an unknown layout."""
         code, zero_offset = _convert.int4_layout(layout)
         if len(shape) != 2:
             raise InvalidArgument(f"shape is {tuple(shape)}; expected (rows, cols)")
@@ -60,12 +60,12 @@ class Int4Spec(NamedTuple):
 
 
 def _named(parts: Int4Parts | Int4Stack) -> dict[str, Tensor | None]:
-    """The tensors by their names."""
+    """Returns the tensors by name."""
     return dict(zip(parts.names, parts.tensors, strict=True))
 
 
 def _quantized(parts: Int4Parts | Int4Stack) -> nf4.Int4Tensor:
-    """For package nf4; memory is shared."""
+    """Returns the weight as package nf4 has it, on the same memory."""
     spec = parts.spec
     detached = {n: None if part is None else part.detach() for n, part in parts.named().items()}
     return nf4.Int4Tensor(
@@ -87,20 +87,20 @@ class Int4Parts(NamedTuple):
 
     @classmethod
     def of(cls, weight: nf4.Int4Tensor) -> Int4Parts:
-        """Of a weight whose parts are tensors, or InvalidArgument is raised."""
+        """Makes it from a weight. Raises InvalidArgument if a part is not a tensor."""
         tensors = tensors_of(weight, cls.names, _OF_EVERY_WEIGHT)
         spec = Int4Spec.of(weight.shape, weight.layout, weight.group_size)
         return _new(cls, (*tensors, spec))
 
     @classmethod
     def of_arguments(cls, *arguments: Any) -> Int4Parts:
-        """Of the eight of a public operator."""
+        """Makes it from the eight arguments of a public operator."""
         *tensors, shape, layout, group_size = arguments
         return _new(cls, (*tensors, Int4Spec.of(shape, layout, group_size)))
 
     @classmethod
     def of_numbers(cls, *numbers: Any) -> Int4Parts:
-        """Of the ten of a compiled graph's operator."""
+        """Makes it from the ten arguments of an operator in a compiled graph."""
         *tensors, rows, cols, code, zero_offset, group_size = numbers
         layouts = _convert.INT4_LAYOUTS.items()
         name = next((name for name, each in layouts if each == (code, zero_offset)), str(code))
@@ -111,12 +111,12 @@ class Int4Parts(NamedTuple):
         return self[:5]
 
     def arguments(self) -> tuple[Any, ...]:
-        """The eight of a public operator."""
+        """Returns the eight arguments of a public operator."""
         spec = self.spec
         return *self[:5], [spec.rows, spec.cols], spec.layout, spec.group_size
 
     def numbers(self) -> tuple[Any, ...]:
-        """The ten of a compiled graph's operator."""
+        """Returns the ten arguments of an operator in a compiled graph."""
         return *self[:5], *self.spec[:5]
 
     named = _named
@@ -146,7 +146,7 @@ class Int4Stack(NamedTuple):
 
     @classmethod
     def of(cls, weight: nf4.Int4Tensor) -> Int4Stack:
-        """Of a weight whose parts are tensors, or InvalidArgument is raised."""
+        """Makes it from a weight. Raises InvalidArgument if a part is not a tensor."""
         tensors = tensors_of(weight, cls.names, _OF_EVERY_WEIGHT)
         spec = Int4StackSpec(weight.shape, weight.layout, weight.group_size)
         return _new(cls, (*tensors, spec))

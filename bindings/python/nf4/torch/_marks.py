@@ -1,4 +1,4 @@
-"""The marks of a quantized transformers model: docs/pytorch.md says who reads each. Imports
+"""Sets the marks of a quantized transformers model; docs/pytorch.md says who reads each. Imports
 transformers."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nf4.torch._frozen_quantizer import FrozenQuantizer, OurLayers, StoredConfig
 
 
 class LinearQuantizer(OurLayers, Bnb4BitHfQuantizer):
-    """Belongs to a model whose layers are saved as bitsandbytes' are."""
+    """The quantizer of a model whose layers are saved in bitsandbytes' format."""
 
 
 def mark(model: PreTrainedModel, config: Mapping[str, Any]) -> None:
-    """Makes transformers, PEFT, TRL and accelerate take a model for a quantized one, as
-    from_pretrained does. config: its quantization_config."""
+    """Marks a model as quantized for transformers, PEFT, TRL and accelerate, as from_pretrained
+    does. config: its quantization_config."""
     if config.get("quant_method") == QuantizationMethod.BITS_AND_BYTES:
         stored = BitsAndBytesConfig.from_dict(dict(config))
         quantizer = LinearQuantizer(stored, pre_quantized=True)
@@ -35,21 +35,21 @@ def mark(model: PreTrainedModel, config: Mapping[str, Any]) -> None:
 def mark_as(model: PreTrainedModel, method: str) -> None:
     """Sets the marks beside hf_quantizer and quantization_config."""
     model.is_quantized, model.quantization_method = True, method
-    # transformers imports bitsandbytes where it finds this mark.
+    # transformers imports bitsandbytes when it finds this mark.
     if importlib.util.find_spec("bitsandbytes") is not None:
         model.is_loaded_in_4bit = True
     for each in model.modules():
         if isinstance(each, PreTrainedModel):
             each.config._is_quantized = True
-            # Attention asks for it, as the layers' weights no longer say it. A model that was made
-            # by its class has none, and one that was cast has that of before.
+            # Attention reads this dtype, because quantized weights do not tell it. It is missing in
+            # a model that was built from its class, and outdated in one that was cast.
             if each.config.dtype not in {parameter.dtype for parameter in each.parameters()}:
                 each.config.dtype = each.dtype
 
 
 def take_over(model: nn.Module) -> None:
     """Replaces the quantizer of models that transformers loaded with bitsandbytes. Their layers are
-    ours now: dequantize() would find none of its own, and remove the marks."""
+    ours now, so that their quantizer's dequantize() would find no layer and remove the marks."""
     for each in model.modules():
         theirs = vars(each).get("hf_quantizer")
         if type(theirs) is Bnb4BitHfQuantizer:

@@ -1,4 +1,4 @@
-"""Layers on meta for the weights of a checkpoint: what a model's skeleton has before it is loaded.
+"""Makes layers on meta for the weights of a checkpoint, for a model's skeleton before it is loaded.
 Importing this imports transformers."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def layer_on_meta(
     biases: Container[str],
     compute_dtype: DTypeLike | None = None,
 ) -> QuantizedLinear:
-    """What replaces the model's dense layer `module`, of the name `target`. biases: the names of
-    the checkpoint's tensors that are biases. FormatError if there is no such layer."""
+    """Returns the layer that replaces the model's dense layer `module`, named `target`. biases: the
+    names of the checkpoint's biases. Raises FormatError if there is no such layer."""
     module = _linear(weight, module, target)
     bias = None
     if module.bias is not None or f"{weight.name.removesuffix('.weight')}.bias" in biases:
@@ -51,8 +51,8 @@ def layer_on_meta(
 
 
 def put_layer(model: PreTrainedModel, layer: QuantizedLinear, target: str) -> None:
-    """Puts a layer in the place of the dense one. Where the model ties that to its embeddings, it
-    no longer does: the checkpoint has other numbers for the layer."""
+    """Puts a layer in the place of the dense one. If the model ties that layer to its embeddings,
+    they are untied, because the checkpoint stores a weight of its own for the layer."""
     model.set_submodule(target, layer)
     tied = getattr(model, "all_tied_weights_keys", {})
     if tied.pop(f"{target}.weight", None) is not None and not tied:
@@ -61,7 +61,8 @@ def put_layer(model: PreTrainedModel, layer: QuantizedLinear, target: str) -> No
 
 
 def experts_on_meta(weight: BnbWeight, model: nn.Module, parameter: str | None) -> NF4Experts:
-    """What replaces a model's dense parameter of experts. FormatError if there is no such one."""
+    """Returns the NF4Experts that replace a model's dense parameter. Raises FormatError if there is
+    no such parameter."""
 
     def wrong(reason: str) -> FormatError:
         return FormatError(weight.path, reason, weight.name)
@@ -95,7 +96,7 @@ def _linear(weight: Weight, module: nn.Module | None, target: str) -> nn.Module:
     if module is None:
         raise wrong(f"the model has no {target}")
     if isinstance(weight, Int4Weight) and names_of(module):
-        raise wrong("experts of integers are loaded by nf4.torch.load alone")
+        raise wrong("only nf4.torch.load loads experts of integers")
     if type(module) is not nn.Linear and not isinstance(module, Conv1D):
         raise wrong(f"{target} of the model is {type(module).__name__}, not Linear")
     shape = tuple(module.weight.shape)
@@ -107,7 +108,7 @@ def _linear(weight: Weight, module: nn.Module | None, target: str) -> nn.Module:
 
 
 def _int4_on_meta(weight: Int4Weight) -> nf4.Int4Tensor[Tensor]:
-    """The weight without its memory."""
+    """Returns the weight without its memory."""
     parts = {
         name: empty(
             info.shape,

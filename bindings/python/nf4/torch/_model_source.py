@@ -1,6 +1,6 @@
-"""A checkpoint as transformers is to see it: its class, its configuration and its tensors, of which
-nothing is read that was not checked. transformers' from_pretrained(folder) reads more: adapters,
-other weights, files of Python and pickles that lie there."""
+"""A checkpoint as transformers gets it: its class, its configuration and its tensors, all of which
+were checked. transformers' own from_pretrained(folder) reads more: adapters, other weights, Python
+files and pickles in the folder."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _GENERATION = "generation_config.json"
 
 
 def require_no_adapter(path: str | os.PathLike[str]) -> None:
-    """FormatError for a folder with an adapter of PEFT, alone or beside a model: transformers would
-    apply it."""
+    """Raises FormatError for a folder with a PEFT adapter, alone or beside a model, because
+    transformers would apply it."""
     adapter = os.path.join(path, _ADAPTER)
     if os.path.lexists(adapter):
         raise FormatError(
@@ -39,15 +39,16 @@ def require_no_adapter(path: str | os.PathLike[str]) -> None:
 
 
 def class_and_config(checkpoint: Checkpoint) -> tuple[type[PreTrainedModel], PretrainedConfig]:
-    """transformers' class of a model, and its configuration, by what may pass of config.json
-    (checkpoint/model_config.py), without its quantization. FormatError where there is none."""
+    """Returns transformers' class of a model and its configuration without the quantization, from
+    the accepted fields of config.json (checkpoint/model_config.py). Raises FormatError if it
+    cannot."""
     from nf4.checkpoint.meta_model import model_class
     from nf4.checkpoint.model_config import model_config
 
     try:
         kind = model_class(checkpoint.config)
         config = model_config(kind, checkpoint.config)
-    except Exception as error:  # classes of configurations check their fields in their own ways
+    except Exception as error:  # configuration classes raise errors of any type
         reason = f"transformers cannot build the model: {' '.join(str(error).split())}"
         raise FormatError(config_path(checkpoint), reason) from None
     config.name_or_path = checkpoint.directory
@@ -55,8 +56,8 @@ def class_and_config(checkpoint: Checkpoint) -> tuple[type[PreTrainedModel], Pre
 
 
 def set_generation(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
-    """The model's generation_config by generation_config.json, else, as of models before there was
-    one, by config.json. One that cannot be used is warned of."""
+    """Sets the model's generation_config from generation_config.json, or from config.json for older
+    models without that file. Warns of one that cannot be used."""
     from transformers import GenerationConfig
 
     if not model.can_generate() or checkpoint.directory is None:
@@ -74,8 +75,8 @@ def set_generation(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
 
 
 class _Stored:
-    """A tensor that is read when transformers asks for its elements, as it does of a slice of
-    safetensors, from the file that was checked."""
+    """A tensor of the checked file. It is read when transformers asks for its elements, like a
+    slice of safetensors."""
 
     def __init__(self, file: SafetensorsFile, info: TensorInfo):
         self._file, self._info = file, info
@@ -85,7 +86,7 @@ class _Stored:
         return dtype_of(self._file, self._info)
 
     def is_floating_point(self) -> bool:
-        """One that a model may be of."""
+        """Tells if a model can have this dtype."""
         return self._info.dtype in ("F64", "F32", "F16", "BF16")
 
     def __getitem__(self, index: Any) -> Tensor:

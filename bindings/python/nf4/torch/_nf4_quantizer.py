@@ -1,5 +1,6 @@
-"""How transformers' from_pretrained loads a checkpoint with experts in 4 bits: a quantizer for the
-quant_method "nf4". Imported while transformers is, of which it needs these two modules alone."""
+"""A quantizer for the quant_method "nf4", by which transformers' from_pretrained loads a checkpoint
+with experts in 4 bits. This module is imported while transformers is being imported, so it imports
+nothing of it but its registries."""
 
 from __future__ import annotations
 
@@ -19,12 +20,16 @@ from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
 from nf4.torch._frozen_quantizer import FrozenQuantizer, StoredConfig
+from nf4.torch._replacing_layers import take_along
+from nf4.torch.distributed._reading import dtype_of, read_part
+from nf4.torch.distributed.empty_models import compute_dtype_of, put_layers
+from nf4.torch.experts import save_as_stacks
 from nf4.torch.modules.nf4_weight import NF4Weight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# The tensors beside the codes of a weight, which transformers has no place for.
+# The tensors beside a weight's codes. transformers has no place for them.
 _SCALES = r"\.(nested_)?(absmax|quant_map)$|\.quant_state\.bitsandbytes__(nf4|fp4)$"
 
 
@@ -34,19 +39,19 @@ class NF4Config(StoredConfig):
 
 
 class _Codes(nn.Module):
-    """In the place of a layer while transformers loads: it gives the codes memory, on whichever
-    device they shall be, as those of any parameter."""
+    """Stands for a layer while transformers loads the model: transformers allocates the codes on
+    the right device, as for any parameter."""
 
     def __init__(self, layer: NF4Weight, weight: Weight, codes: Tensor):
         super().__init__()
-        self.made = (layer, weight)  # in a tuple, so that it is no submodule
+        self.made = (layer, weight)  # a tuple, so that the layer is not registered as a submodule
         self.weight = nn.Parameter(codes, requires_grad=False)
         self.bias = getattr(layer, "bias", None)
 
 
 @register_quantizer(OF_EXPERTS)
 class NF4Quantizer(FrozenQuantizer):
-    """Lets transformers load the codes and all that is dense, and adds the scales after that."""
+    """Lets transformers load the codes and all dense tensors, and adds the scales after that."""
 
     def _process_model_before_weight_loading(
         self,
@@ -54,9 +59,6 @@ class NF4Quantizer(FrozenQuantizer):
         checkpoint_files: Sequence[str] | None = None,
         **_: Any,
     ) -> PreTrainedModel:
-        from nf4.torch.distributed._reading import dtype_of
-        from nf4.torch.distributed.empty_models import compute_dtype_of, put_layers
-
         if not checkpoint_files:
             raise InvalidArgument(
                 "no checkpoint_files are given; expected those of from_pretrained(folder)"
@@ -87,9 +89,7 @@ class NF4Quantizer(FrozenQuantizer):
     def _process_model_after_weight_loading(
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
-        from nf4.torch._marks import mark_as
-        from nf4.torch.conversion import take_along
-        from nf4.torch.experts import save_as_stacks
+        from nf4.torch._marks import mark_as  # this needs all of transformers
 
         places = [(name, m) for name, m in model.named_modules() if isinstance(m, _Codes)]
         with self._checkpoint() as checkpoint:
@@ -98,22 +98,21 @@ class NF4Quantizer(FrozenQuantizer):
                 take_along(codes, made)
                 model.set_submodule(name, made)
         save_as_stacks(model)
-        # Those that were of use on loading are not all that to_dense needs.
+        # to_dense needs all conversions, and not only those that loading used.
         model.dense_conversions = None
         _siblings.join(model)
         mark_as(model, self.quantization_config.quant_method)
         return model
 
     def _checkpoint(self) -> Checkpoint:
-        """The files that transformers reads; a folder may have those of other variants, too."""
+        """Opens the files that transformers reads. A folder may also have files of other
+        variants."""
         several = len(self.files) > 1
         path = os.path.dirname(self.files[0]) if several else self.files[0]
         return Checkpoint(path, shards=self.files)
 
 
 def _filled(name: str, codes: _Codes, checkpoint: Checkpoint) -> NF4Weight:
-    from nf4.torch.distributed._reading import read_part
-
     layer, weight = codes.made
     packed = codes.weight.detach()
     if packed.is_meta:
@@ -125,7 +124,7 @@ def _filled(name: str, codes: _Codes, checkpoint: Checkpoint) -> NF4Weight:
             f"{name}: its weight is a DTensor, as from_pretrained(tp_plan=...) makes it; expected "
             f"no plan: nf4.torch.distributed shards such a model"
         )
-    # Under another name, such as that of the dense parameter, transformers has not found it.
+    # transformers has not found the codes if they have another name, such as the dense parameter's.
     state = {"weight": packed} if getattr(codes.weight, "_is_hf_initialized", False) else {}
     for info in weight.parts.values():
         key = f"weight{info.name.removeprefix(weight.name)}"

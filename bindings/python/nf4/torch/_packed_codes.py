@@ -1,10 +1,10 @@
-"""The codes of a layer as its attribute `weight`: PackedCodes of NF4Linear and NF4Experts,
-PackedWords of Int4Linear.
+"""The classes of a layer's codes in its attribute `weight`: PackedCodes in NF4Linear and
+NF4Experts, PackedWords in Int4Linear.
 
-They are of another shape than the weight. torch's C++ fast paths, such as that of
+Codes have another shape than the weight. torch's C++ fast paths, such as that of
 TransformerEncoderLayer, and code that multiplies by a layer's `weight` itself would take them for a
-dense one. torch asks a class with a __torch_function__ first: the fast paths leave it alone, and a
-function that is given codes beside floating-point numbers is refused by name.
+dense weight. The classes have a __torch_function__, which keeps the fast paths away and refuses, by
+name, a function that is given codes beside floating-point numbers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from nf4.errors import InvalidArgument
 from nf4.torch import _fast, _private, _schemas
 
-# These say themselves what they take.
+# These check their arguments themselves.
 _OPERATORS = (type(_schemas.quantize), type(_schemas.quantize.overloadpacket))
-# These put numbers into memory, or ask for its dtype, and combine nothing.
+# These copy values or ask for a dtype, and combine nothing.
 _STORES = frozenset((Tensor.copy_, Tensor.to, Tensor.type_as, torch.result_type))
 
 
 def _takes_lists(func: Callable[..., Any]) -> bool:
-    """Does it work on each tensor of a list by itself, such as on all parameters of a model?"""
+    """Tells if a function treats each tensor of a list by itself, such as all parameters of a
+    model."""
     name = getattr(func, "__name__", "")
     return name.startswith("_foreach_") or name == "flatten_dense_tensors"
 
@@ -47,7 +48,7 @@ def _called(
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
     kwargs = kwargs or {}
-    if torch.compiler.is_dynamo_compiling():  # which traces this, and knows this context alone
+    if torch.compiler.is_dynamo_compiling():  # Dynamo traces this, and knows only this context
         with _private.no_torch_function():
             return func(*args, **kwargs)
     if not (func in _STORES or isinstance(func, _OPERATORS) or _takes_lists(func)):
@@ -61,7 +62,7 @@ def _called(
 
 
 class PackedCodes(nn.Parameter):
-    """A Parameter, uint8, that requires no gradient."""
+    """A uint8 Parameter that requires no gradient."""
 
     __module__ = "nf4.torch.modules"  # where pickled layers look for it
 
@@ -75,12 +76,13 @@ class PackedCodes(nn.Parameter):
 
 
 class PackedWords(Tensor):
-    """A view of a buffer, as bytes: codes of either kind are uint8, which models look for."""
+    """A byte view of a buffer. Codes of either kind are uint8, because models look for that
+    dtype."""
 
     @classmethod
     def of(cls, words: Tensor) -> PackedWords:
         view = words.contiguous().view(torch.uint8).as_subclass(cls)
-        vars(view).update(vars(words))  # by which transformers knows what it has loaded
+        vars(view).update(vars(words))  # transformers' marks of loaded parameters
         return view
 
     __torch_function__ = classmethod(_called)

@@ -98,8 +98,9 @@ def grouped_prefers_dense(
     x: Tensor, x_index: Tensor | None, weight: WeightParts | Int4Stack, gradient: bool
 ) -> bool:
     """Tells if the dense way is faster for the products of a stack of experts, or their gradient,
-    which integers have not. While a CUDA graph is captured the answer is no, but for fp32, which
-    libnf4 does not multiply: the dense way may read on the host how many rows each expert has."""
+    which integers have not. While a CUDA graph is captured the answer is no, because the dense way
+    may read on the host how many rows each expert has. fp32 is an exception: libnf4 does not
+    multiply it."""
     m, gathers = (x if x_index is None else x_index).shape[0], x_index is not None
     described, device = _described(weight), _device(x)
     if not _is_grouped_dense(described, x.dtype, m, x.shape[0], gathers, gradient, device):

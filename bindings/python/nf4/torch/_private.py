@@ -1,6 +1,6 @@
-"""Every private name of torch that nf4.torch uses, each with a stand-in for a torch without it:
-something public, or the general way, which is slower. test_torch_private.py swaps each for its
-stand-in, and finds private names elsewhere.
+"""Every private name of torch that nf4.torch uses, each with a fallback for a torch without it:
+something public, or the general way, which is slower. test_torch_private.py tests each fallback,
+and finds private names elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STAND_INS: dict[str, Any] = {}
 
 
 def _found(name: str, path: str, stand_in: Any) -> Any:
-    """torch's object at this path, or what stands in for it."""
+    """Returns torch's object at this path, or its fallback."""
     STAND_INS[name] = stand_in
     found = torch
     for each in path.split("."):
@@ -29,7 +29,7 @@ def _found(name: str, path: str, stand_in: Any) -> Any:
 
 
 def _is_never_idle() -> bool:
-    """Where one of the questions cannot be asked."""
+    """The fallback where torch cannot answer one of the questions."""
     return False
 
 
@@ -49,8 +49,8 @@ def _is_idle_of() -> Callable[[], bool]:
         return _is_never_idle
 
     def is_idle() -> bool:
-        """Is there no mode, transform, trace or derivative in forward mode around this call? Then
-        an operator's kernels can be called without the dispatcher."""
+        """Tells if no mode, transform, trace or forward-mode derivative is active around this call.
+        An operator's kernels can then be called without the dispatcher."""
         return not (modes() or transforms() or tracing() or forward_ad._current_level >= 0)
 
     return is_idle
@@ -66,7 +66,7 @@ def _may_be_forward_ad() -> bool:
 
 
 def _in_forward_ad() -> bool:
-    """May there be derivatives in forward mode?"""
+    """Tells if forward-mode derivatives may be active."""
     return forward_ad._current_level >= 0
 
 
@@ -94,7 +94,7 @@ def _has_global_hooks_of() -> Callable[[], bool]:
         return _may_have_global_hooks
 
     def has_global_hooks() -> bool:
-        """Does every module call hooks?"""
+        """Tells if there are hooks that every module calls."""
         return any(hooks)
 
     return has_global_hooks
@@ -119,7 +119,7 @@ def no_way_below() -> contextlib.AbstractContextManager[Any]:
 below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", no_way_below)
 
 keys_below_autograd = getattr(torch._C, "_after_autograd_keyset", None)
-# Else quantize and dequantize have no autograd kernel, whose only work is to refuse gradients.
+# Without it, quantize and dequantize have no autograd kernel; all that does is refuse gradients.
 can_redispatch = below_autograd is not no_way_below and keys_below_autograd is not None
 forward_ad_enabled = _found(
     "forward_ad_enabled",
@@ -133,7 +133,7 @@ def function_in_transform() -> contextlib.AbstractContextManager[Any]:
     transforms arrive one by one."""
     if not has_transforms():
         return contextlib.nullcontext()
-    # Not imported by whoever uses no transform.
+    # The import is only needed where a transform is used.
     from torch._functorch.utils import enable_single_level_autograd_function
 
     return enable_single_level_autograd_function()
@@ -150,8 +150,8 @@ _Made = TypeVar("_Made", bound=type)
 
 
 def call_backward_directly(function: _Made) -> _Made:
-    """Of a Function: autograd calls its backward without `apply` of torch's node, which looks for
-    a `vjp` in each call."""
+    """Makes autograd call a Function's backward without `apply` of torch's node, which looks for a
+    `vjp` in each call."""
     node = getattr(function, "_backward_cls", None)
     if hasattr(node, "apply"):
         node.apply = function.backward
@@ -162,22 +162,22 @@ def call_backward_directly(function: _Made) -> _Made:
 
 
 def constant_in_traces(function: Callable[..., bool]) -> Callable[..., bool]:
-    """Has Dynamo call this function while it traces, and take its answer for a constant. The mark
-    is what torch.compiler.assume_constant_result makes, whose import of Dynamo takes a second. A
-    torch that does not know it traces the function."""
+    """Makes Dynamo call this function while it traces, and take the result as a constant. The mark
+    is that of torch.compiler.assume_constant_result, which itself would import Dynamo and take a
+    second. A torch that does not know the mark traces the function."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 @constant_in_traces
 def is_exporting() -> bool:
-    """Whether torch.export traces. To a trace that asks itself torch always says yes."""
+    """Tells if torch.export traces. Inside a trace torch's own answer is always yes."""
     return torch.compiler.is_exporting()
 
 
 @constant_in_traces
 def is_transformed() -> bool:
-    """Whether a transform of torch.func, or derivatives in forward mode, may be around."""
+    """Tells if a transform of torch.func or forward-mode derivatives may be active."""
     return has_transforms() or in_forward_ad()
 
 
@@ -185,7 +185,7 @@ def is_transformed() -> bool:
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    """Of each leaf of tuples, lists and dicts within one another."""
+    """Maps each leaf of nested tuples, lists and dicts."""
     if isinstance(value, (tuple, list)):
         return type(value)(_map(function, each) for each in value)
     if isinstance(value, dict):
@@ -217,5 +217,5 @@ def destroy(library: torch.library.Library) -> None:
 
 
 def keyset(key: str) -> Any:
-    """What a kernel of torch.library.get_kernel is called with."""
+    """Returns the keyset argument for a kernel of torch.library.get_kernel."""
     return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))

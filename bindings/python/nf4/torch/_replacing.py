@@ -1,4 +1,4 @@
-"""Functions of other packages that are replaced by ours, and given back."""
+"""Replaces functions of other packages by ours, and restores them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Replaced(NamedTuple):
-    """A function that was replaced: where it was, and what there was."""
+    """A function that was replaced: its place, the original and ours."""
 
     name: str
     owner: Any
@@ -26,7 +26,7 @@ class Replaced(NamedTuple):
         return cls(name, owner, attribute, original, ours)
 
     def give_back(self) -> None:
-        """A patch that somebody made meanwhile stays."""
+        """Restores the original, unless somebody has patched the function since."""
         if vars(self.owner).get(self.attribute) is not self.ours:
             return
         if self.original is None:
@@ -36,16 +36,16 @@ class Replaced(NamedTuple):
 
 
 def found(owner: Any, name: str) -> Any:
-    """The attribute of this dotted name; None if there is none, the owner by an empty name."""
+    """Returns the attribute of this dotted name, or None. An empty name gives the owner."""
     names = name.split(".") if name else []
     return functools.reduce(lambda at, each: getattr(at, each, None), names, owner)
 
 
 def is_known(function: Any, digests: Sequence[str]) -> bool:
-    """Is its source one of those, by what they begin with in SHA-256?"""
+    """Tells if the SHA-256 of its source begins with one of these digests."""
     try:
-        # Of a function itself getsource would follow __wrapped__, past somebody's decorator.
+        # Given the function, getsource would follow __wrapped__ past somebody's decorator.
         source = inspect.getsource(function.__code__)
-    except (OSError, AttributeError):  # no source beside it, or no function
+    except (OSError, AttributeError):  # there is no source, or it is not a function
         return False
     return hashlib.sha256(source.encode()).hexdigest()[:16] in digests

@@ -1,5 +1,6 @@
-"""Which layers of a model are siblings (modules/siblings.py): by their names in one parent, whose
-forward must not write to x between their calls. Those of transformers do not; nobody knows others.
+"""Finds the siblings of a model (modules/siblings.py) by the names of layers in one parent. The
+parent's forward must not write to x between their calls. Classes of transformers do not; others are
+unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import nn
 from nf4.torch.modules import QuantizedLinear
 from nf4.torch.modules.siblings import Siblings
 
-# Of transformers' attentions and MLPs.
+# The names in transformers' attentions and MLPs.
 _NAMES = (
     ("q_proj", "k_proj", "v_proj"),
     ("query", "key", "value"),
@@ -22,7 +23,7 @@ _NAMES = (
     ("w1", "w3"),
     ("wi_0", "wi_1"),
 )
-# Arguments of an attention's forward that k and v may be made of, while q is of another.
+# Arguments of an attention's forward that k and v may be computed from instead of q's input.
 _OTHER_INPUTS = {
     "context",
     "cross_attention_states",
@@ -38,15 +39,15 @@ _OTHER_INPUTS = {
 
 
 def separate(model: nn.Module) -> None:
-    """Leaves each layer of a model to itself."""
+    """Separates all siblings of a model."""
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):
             layer._siblings = layer._place = layer._group = layer._member = None
 
 
 def join(model: nn.Module, *, unknown: bool = False) -> None:
-    """Makes groups of the siblings in a model, those that it had aside. unknown: also in parents
-    that are not of transformers."""
+    """Groups the siblings of a model anew. unknown: also in parents whose class is not of
+    transformers."""
     separate(model)
     for parent in model.modules():
         for layers in _siblings_in(parent, unknown):
@@ -57,7 +58,7 @@ def join(model: nn.Module, *, unknown: bool = False) -> None:
 
 
 def _is_known(parent: nn.Module) -> bool:
-    """Whether its class and its forward are of transformers, nothing derived or put there."""
+    """Tells if its class and its forward are those of transformers, neither derived nor patched."""
     sources = (type(parent).__module__, getattr(parent.forward, "__module__", None) or "")
     return all(source.startswith("transformers.models.") for source in sources)
 

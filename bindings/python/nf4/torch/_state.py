@@ -21,7 +21,8 @@ _FAST = (Tensor, nn.Parameter)
 
 
 class QuantState(Protocol):
-    """bitsandbytes' QuantState, as far as it is read here. state2 and offset are None if flat."""
+    """The attributes of bitsandbytes' QuantState that are read here. state2 and offset are None if
+    flat."""
 
     absmax: Tensor
     code: Tensor
@@ -35,30 +36,32 @@ class QuantState(Protocol):
 
 
 class Loaded(NamedTuple):
-    """What a state_dict holds of a weight: the keys, without the prefix, and the weight."""
+    """A weight in a state_dict: its keys, without the prefix, and the weight."""
 
     keys: set[str]
     weight: nf4.QuantizedTensor | None
 
 
 def standard_table(format: str, device: torch.device) -> Tensor:
-    """The codebook as bitsandbytes writes it: FP4's code 8 is +0 there, though its CUDA kernels
-    decode -0, as libnf4 does."""
+    """Returns the codebook as bitsandbytes writes it: FP4's code 8 is +0 there, though its CUDA
+    kernels decode it as -0, like libnf4."""
     return (torch.from_numpy(nf4.codebook(format).copy()) + 0.0).to(device)
 
 
 def require_standard_table(name: str, table: Tensor | None, format: str) -> None:
-    """A layer computes with its format's codebook, as bitsandbytes does whatever table it has.
-    bitsandbytes makes that in torch's default dtype, so it is compared in its own."""
+    """Requires the stored table to be the format's codebook, because a layer computes with that
+    one, and so does bitsandbytes whatever the table says. bitsandbytes stores it in torch's default
+    dtype, so it is compared in its own dtype."""
     if table is None:
         return
     expected = standard_table(format, table.device).to(table.dtype)
     if not table.is_floating_point() or not torch.equal(table, expected):
-        raise InvalidArgument(f"{name} is not the table of {format}; no other is computed with")
+        raise InvalidArgument(f"{name} is not the table of {format}; no other can be used")
 
 
 def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
-    """Every part but packed, by its key after "weight.". On meta these are meta tensors."""
+    """Returns every part except packed, by its key after "weight.". On meta these are meta
+    tensors."""
     device = weight.packed.device
     parts = {
         key: getattr(weight, name)
@@ -89,26 +92,27 @@ def _parse(blob: Tensor, format: str) -> State:
         if not isinstance(fields, dict):
             raise ValueError("no JSON object")
         return parse_state(fields, format)
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError, too
+    except ValueError as error:  # covers UnicodeDecodeError and JSONDecodeError
         raise InvalidArgument(f"weight.{_MARK}{format}: {error}") from None
 
 
 def as_bytes(packed: Tensor) -> Tensor:
-    """Packed bytes as uint8, from any quant_storage. Memory is shared if they are contiguous."""
+    """Returns packed bytes as uint8, from any quant_storage. Memory is shared if they are
+    contiguous."""
     if packed.dtype != torch.uint8:
         return packed.contiguous().view(torch.uint8)
-    # The fast way takes no subclass of Parameter, as bitsandbytes' Params4bit is.
+    # The C++ extension takes no subclass of Parameter, such as bitsandbytes' Params4bit.
     kept = type(packed) in _FAST or not isinstance(packed, nn.Parameter)
     return packed if kept else packed.detach()
 
 
 def bytes_of(packed: Tensor) -> Tensor:
-    """The same as [n, 1], which is how layers hold them."""
+    """Returns the same as [n, 1], the shape in which layers hold them."""
     return as_bytes(packed.detach()).contiguous().view(-1, 1)
 
 
 def under(state_dict: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """What is under `name` and "name.*", less that prefix."""
+    """Returns the entries `name` and "name.*", without that prefix."""
     return {
         key.removeprefix(name).removeprefix("."): value
         for key, value in state_dict.items()
@@ -117,8 +121,9 @@ def under(state_dict: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def load(parts: dict[str, Tensor]) -> Loaded:
-    """The weight of a layer, from what `under` finds for its "weight"; `weight` is None where there
-    is no quant_state. Raises InvalidArgument for one that is incomplete or contradicts itself."""
+    """Returns the weight of a layer from the entries that `under` finds for "weight". `weight` is
+    None if there is no quant_state. Raises InvalidArgument for a weight that is incomplete or
+    contradicts itself."""
     marks = [key for key in parts if key.startswith(_MARK)]
     if not marks or "" not in parts:
         return Loaded(set(), None)
@@ -160,8 +165,8 @@ def require_layout(state: QuantState) -> None:
 
 
 def parts_of(data: Tensor, state: QuantState) -> WeightParts:
-    """A weight of bitsandbytes, by its packed bytes and its QuantState. Memory is shared, except of
-    scales in 16 bits, and no number is looked at: a GPU need not be waited for."""
+    """Returns a weight of bitsandbytes from its packed bytes and its QuantState. Memory is shared,
+    except for 16-bit scales. No value is read, so that nothing waits for a GPU."""
     outer = state.state2 if state.nested else None
     scales = (outer.absmax, outer.code, state.offset) if outer else (None, None, None)
     nested_blocksize = outer.blocksize if outer else 0
@@ -171,10 +176,11 @@ def parts_of(data: Tensor, state: QuantState) -> WeightParts:
 
 
 def of_bitsandbytes(data: Tensor, state: QuantState) -> nf4.QuantizedTensor:
-    """The same as a weight of its own, which is what the QuantState says it is."""
+    """Returns the weight that a QuantState describes."""
     if data.is_meta:
         raise InvalidArgument(
-            "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
+            "the weight is on meta, where accelerate leaves offloaded weights; expected a loaded "
+            "one"
         )
     require_layout(state)
     require_standard_table("quant_state.code", state.code, state.quant_type)

@@ -1,4 +1,4 @@
-"""Is there a torch that nf4.torch can use? Its first import asks."""
+"""Checks that there is a torch that nf4.torch can use, before anything else is imported."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A weight as nf4.torch hands it from function to function: WeightParts, or Int4Parts
-(_int4_weight.py), which has the same methods.
+"""WeightParts: an NF4 or FP4 weight as nf4.torch passes it between functions. Int4Parts
+(_int4_weight.py) has the same methods.
 
-Operators have it taken apart. The public ones have ten arguments for it: the six tensors, shape,
-format, blocksize, nested_blocksize, which mean what they mean in nf4.QuantizedTensor. Those that a
-compiled graph has, _linear and _dense_like, have eleven: the six tensors, then rows, cols, the
-format's number, blocksize, nested_blocksize.
+Public operators take it as ten arguments: the six tensors, shape, format, blocksize and
+nested_blocksize, with the meaning of nf4.QuantizedTensor. The operators in compiled graphs, _linear
+and _dense_like, take eleven: the six tensors, then rows, cols, the format's number, blocksize and
+nested_blocksize.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _OF_EVERY_WEIGHT = frozenset(PARTS[:2])
 def tensors_of(
     weight: nf4.Weight, names: Sequence[str], needed: frozenset[str]
 ) -> list[Tensor | None]:
-    """The parts of a weight, which are tensors, or InvalidArgument is raised. A part with its
-    negative bit set is copied, as no kernel reads that bit, and one that torch.inference_mode made
-    is another tensor on its memory, as no backward pass takes it. Dynamo cannot trace the
-    questions, and operators in its graphs ask the first themselves."""
+    """Returns the parts of a weight. Raises InvalidArgument if one is not a tensor. A part with its
+    negative bit set is copied, because no kernel reads that bit. A part that torch.inference_mode
+    made is replaced by another tensor on its memory, because no backward pass accepts it. Dynamo
+    cannot trace either check; operators in its graphs check the negative bit themselves."""
     tensors, eager = [], not torch.compiler.is_dynamo_compiling()
     for name in names:
         tensor = getattr(weight, name)
@@ -46,7 +46,7 @@ def tensors_of(
 
 
 def outside_inference(tensor: Tensor) -> Tensor:
-    """A tensor on the memory of one that torch.inference_mode made, which autograd takes."""
+    """Returns a tensor on the memory of one that torch.inference_mode made. autograd accepts it."""
     with torch.inference_mode(False):
         made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return made.set_(
@@ -54,7 +54,7 @@ def outside_inference(tensor: Tensor) -> Tensor:
         )
 
 
-# A NamedTuple's own __new__ takes twice as long, and these are made in each call.
+# A NamedTuple's own __new__ takes twice as long, and every call makes these.
 _new = tuple.__new__
 
 
@@ -72,7 +72,7 @@ class Spec(NamedTuple):
 
     @classmethod
     def of(cls, shape: Sequence[int], format: str, blocksize: int, nested_blocksize: int) -> Spec:
-        """Raises InvalidArgument for a format that is none."""
+        """Raises InvalidArgument for an unknown format."""
         code = _convert.FORMATS.get(format) or _convert.format_code(format)
         if len(shape) == 2:
             rows, cols = shape
@@ -96,7 +96,7 @@ class WeightParts(NamedTuple):
 
     @classmethod
     def of(cls, weight: nf4.QuantizedTensor) -> WeightParts:
-        """Of a weight whose parts are tensors, or InvalidArgument is raised."""
+        """Makes it from a weight. Raises InvalidArgument if a part is not a tensor."""
         if not isinstance(weight, nf4.QuantizedTensor):
             raise no_weight("weight", weight, "a QuantizedTensor")
         tensors = tensors_of(weight, PARTS, _OF_EVERY_WEIGHT)
@@ -117,14 +117,14 @@ class WeightParts(NamedTuple):
         blocksize: int,
         nested_blocksize: int,
     ) -> WeightParts:
-        """Of the ten of a public operator."""
+        """Makes it from the ten arguments of a public operator."""
         spec = Spec.of(shape, format, blocksize, nested_blocksize)
         tensors = (packed, absmax, nested_absmax, nested_code, nested_offset, codebook)
         return _new(cls, (*tensors, spec))
 
     @classmethod
     def of_numbers(cls, *numbers: Any) -> WeightParts:
-        """Of the eleven of a compiled graph's operator. The weight is a matrix then."""
+        """Makes it from the eleven arguments of an operator in a compiled graph, as a matrix."""
         *tensors, rows, cols, code, blocksize, nested_blocksize = numbers
         name = next((name for name, each in _convert.FORMATS.items() if each == code), code)
         return cls.of_arguments(*tensors, (rows, cols), name, blocksize, nested_blocksize)
@@ -134,8 +134,8 @@ class WeightParts(NamedTuple):
         return self[:6]
 
     def with_float_scales(self) -> WeightParts:
-        """With scales in float32, which the kernels read: bitsandbytes casts those in 16 bits
-        likewise. Memory is shared where they are float32."""
+        """Returns the weight with float32 scales, which the kernels read. bitsandbytes casts 16-bit
+        scales likewise. Memory is shared if they are float32."""
         first = 1 if self.nested_absmax is None else 2
         narrow = {
             name: part.float()
@@ -145,20 +145,21 @@ class WeightParts(NamedTuple):
         return self._replace(**narrow) if narrow else self
 
     def arguments(self) -> tuple[Any, ...]:
-        """The ten of a public operator."""
+        """Returns the ten arguments of a public operator."""
         spec = self.spec
         return *self[:6], list(spec.shape), spec.format, spec.blocksize, spec.nested_blocksize
 
     def numbers(self) -> tuple[Any, ...]:
-        """The eleven of a compiled graph's operator."""
+        """Returns the eleven arguments of an operator in a compiled graph."""
         return *self[:6], *self.spec[:5]
 
     def named(self) -> dict[str, Tensor | None]:
-        """The tensors by their names."""
+        """Returns the tensors by name."""
         return dict(zip(PARTS, self, strict=False))
 
     def quantized(self, dtype: str = "fp32") -> nf4.QuantizedTensor:
-        """For package nf4; memory is shared. dtype: that of the weight before it was quantized."""
+        """Returns the weight as package nf4 has it, on the same memory. dtype: the weight's dtype
+        before it was quantized."""
         detached = {
             name: None if part is None else part.detach() for name, part in self.named().items()
         }

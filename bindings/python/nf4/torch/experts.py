@@ -1,16 +1,14 @@
 """Experts of transformers' models in 4 bits.
 
-transformers stacks the experts of a layer in parameters of three dimensions, and multiplies them as
-config._experts_implementation says. Here such a parameter becomes an NF4Experts of the same name,
-and "nf4" names what multiplies with it: registered as soon as transformers.integrations.moe is
-loaded, as is what from_pretrained loads such a model by (_nf4_quantizer.py).
+transformers stacks the experts of a layer in parameters of three dimensions and multiplies them by
+the function that config._experts_implementation names. Here such a parameter becomes an NF4Experts
+or Int4Experts of the same name, and the function is experts_forward, which _transformers.py
+registers as "nf4".
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from nf4.checkpoint.stacks import names_of
-from nf4.torch._import_watch import ImportWatch
 from nf4.torch.modules import Int4Experts, NF4Experts
 
 IMPLEMENTATION = "nf4"
-FEW = 64  # rows up to which a compiled graph compares each with each, rather than to sort
+FEW = 64  # up to this many rows a compiled graph compares all pairs instead of sorting
 _STACKS = (NF4Experts, Int4Experts)
-_MOE, _QUANTIZERS = "transformers.integrations.moe", "transformers.quantizers.auto"
+MOE = "transformers.integrations.moe"
 
 
 def quantize_stack(
@@ -43,7 +40,7 @@ def quantize_stack(
 
 
 def put(experts: Any, name: str, made: nn.Module) -> None:
-    """In the place of a dense parameter."""
+    """Puts 4-bit experts in the place of a dense parameter."""
     delattr(experts, name)
     setattr(experts, name, made.train(experts.training))
     before = experts.config._experts_implementation
@@ -53,8 +50,8 @@ def put(experts: Any, name: str, made: nn.Module) -> None:
 
 
 def make_dense(model: nn.Module, dense_of: Callable[[Any], Tensor]) -> list[str]:
-    """Reverses quantize_stack for all stacks of a model, and returns their names. dense_of calls a
-    stack's dequantize with a dtype."""
+    """Undoes quantize_stack for all stacks of a model, and returns their names. dense_of calls a
+    stack's dequantize with the wanted dtype."""
     made, configs = [], {}
     for path, experts in model.named_modules():
         for name in names_of(experts):
@@ -78,16 +75,16 @@ def make_dense(model: nn.Module, dense_of: Callable[[Any], Tensor]) -> list[str]
 
 
 def save_as_stacks(model: Any) -> None:
-    """For save_pretrained, which would take a stack apart into the matrices of a dense checkpoint:
-    4-bit stacks, and dense ones beside them, are saved as they are."""
+    """Makes save_pretrained save 4-bit stacks, and dense ones beside them, as they are. It would
+    otherwise split a stack into the matrices of a dense checkpoint."""
     from transformers import core_model_loading
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     names = [name for name, each in model.named_modules() if isinstance(each, NF4Experts)]
     conversions = getattr(model, "_weight_conversions", None)
     if "dense_conversions" not in vars(model):
-        model.dense_conversions = conversions  # for make_dense
-    if conversions is None:  # as save_pretrained does
+        model.dense_conversions = conversions  # make_dense reads it
+    if conversions is None:  # save_pretrained does the same
         conversions = get_model_conversion_mapping(model, add_legacy=False)
         prefixes = getattr(core_model_loading, "PrefixChange", ())  # an older one has none
         conversions = [each for each in conversions if not isinstance(each, prefixes)]
@@ -111,8 +108,8 @@ def _product(
 def _routing(
     top_k_index: Tensor, experts: int
 ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """Of rows sorted by expert: the ends, the token of each, and what puts them back in the order
-    of top_k_index, flat."""
+    """Sorts the pairs of token and expert by expert. Returns where the rows of each expert end, the
+    token of each row, and a function that restores the order of the flat top_k_index."""
     chosen, top_k = top_k_index.reshape(-1), top_k_index.shape[-1]
     every = torch.arange(experts, device=chosen.device, dtype=chosen.dtype)
     if not (torch.compiler.is_compiling() and chosen.shape[0] <= FEW):
@@ -120,9 +117,10 @@ def _routing(
         ends = torch.searchsorted(chosen, every, right=True, out_int32=True)
         tokens = (order // top_k).int()
         return ends, tokens, lambda y: torch.empty_like(y).index_copy_(0, order, y)
-    # Two small kernels of a compiler's, where a sort and a search are several launches each. A key
-    # for each pair, all different: how many are below the first of each next expert, and of each.
-    rows = chosen.shape[0]  # len() would fix it in an exported graph
+    # The compiler makes two small kernels of this; a sort and a search are several launches each.
+    # Each pair has a unique key. The code counts the keys below each expert's end, and below each
+    # key.
+    rows = chosen.shape[0]  # len() would make it a constant in an exported graph
     pairs = torch.arange(rows, device=chosen.device)
     keys = chosen.long() * rows + pairs
     bounds = torch.cat(((every.long() + 1) * rows, keys))
@@ -134,16 +132,16 @@ def _routing(
 def experts_forward(
     self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    """For transformers' ALL_EXPERTS_FUNCTIONS: the outputs of the experts that each token was
-    routed to, top_k_index [tokens, k], times top_k_weights, added up. No number is read on the
-    host. Experts that are dense are computed by "grouped_mm"."""
+    """The function for transformers' ALL_EXPERTS_FUNCTIONS: sums the outputs of the experts that
+    each token is routed to, top_k_index [tokens, k], weighted by top_k_weights. The host reads no
+    value. "grouped_mm" computes dense experts."""
     first, second = names_of(self)
     if not all(isinstance(getattr(self, name), _STACKS) for name in (first, second)):
-        dense = sys.modules[_MOE].grouped_mm_experts_forward
+        dense = sys.modules[MOE].grouped_mm_experts_forward
         return dense(self, hidden_states, top_k_index, top_k_weights)
     ends, tokens, in_order = _routing(top_k_index, self.num_experts)
     others = None
-    # Parallel ranks number the experts of others as those behind their own: rows without one.
+    # With expert parallelism, rows of other ranks' experts have indices past the rank's own.
     if getattr(self, "_is_expert_parallel", False):
         rows = torch.arange(tokens.shape[0], device=ends.device)
         others = (rows >= ends[-1]).unsqueeze(-1)
@@ -156,25 +154,6 @@ def experts_forward(
     y = specified(_product(self, second, y, ends))
     if getattr(self, "has_post_expert_norm", False):
         y = self.post_expert_norm(y)
-    # Back in the order of tokens, where those of one token are added up in a fixed order.
+    # Restores the order of tokens, so that the rows of a token are added in a fixed order.
     y = in_order(y).view(*top_k_index.shape, y.shape[-1])
     return (y * top_k_weights.unsqueeze(-1)).sum(dim=-2).to(hidden_states.dtype)
-
-
-def _loaded(name: str) -> None:
-    """Never raises: whoever imports transformers would get it."""
-    try:
-        if name == _MOE:
-            sys.modules[name].ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
-        else:
-            importlib.import_module("nf4.torch._nf4_quantizer")
-    except Exception as error:
-        warnings.warn(f"libnf4 does not serve transformers' experts: {error!r}", stacklevel=2)
-
-
-_watch = ImportWatch((_MOE, _QUANTIZERS), _loaded)
-
-
-def register() -> None:
-    """Now or as soon as these modules of transformers are loaded; a second call changes nothing."""
-    _watch.start()

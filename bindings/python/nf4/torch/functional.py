@@ -1,4 +1,5 @@
-"""quantize, quantize_int4, dequantize and linear on torch tensors: operators torch.ops.nf4.*."""
+"""quantize, quantize_int4, dequantize, linear and linear_grouped on torch tensors. They call the
+operators torch.ops.nf4.*."""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ def quantize(
     nested_blocksize: int = 256,
     codebook: Tensor | None = None,
 ) -> nf4.QuantizedTensor:
-    """Like nf4.quantize, as an operator that torch.compile knows.
+    """Like nf4.quantize, as an operator that torch.compile can trace.
 
     weight            fp32, fp16 or bf16, of any shape and strides
     format            "nf4" or "fp4"
     blocksize         elements that share a scale
     nested_blocksize  scales that share a nested scale; 0: scales stay float32 (flat)
-    codebook          float32 [16] in place of the format's own, on the device of weight
+    codebook          float32 [16] on the device of weight, instead of the format's own
 
     Raises what nf4.quantize raises.
     """
@@ -75,7 +76,7 @@ def quantize(
 
 
 def int4_scales_dtype(given: DTypeLike | None, dtype: torch.dtype) -> torch.dtype:
-    """torch's dtype of scales; by default that of the weight, and fp16 for fp32."""
+    """Returns torch's dtype for the scales; by default that of the weight, or fp16 for fp32."""
     if given is None:
         return torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
     wanted = torch_dtype(given, "scales_dtype")
@@ -92,14 +93,13 @@ def quantize_int4(
     symmetric: bool = True,
     scales_dtype: DTypeLike | None = None,
 ) -> nf4.Int4Tensor:
-    """Like nf4.quantize_int4, as an operator that torch.compile knows.
+    """Like nf4.quantize_int4, as an operator that torch.compile can trace.
 
-    weight        [rows, cols], or experts [experts, rows, cols], of fp32, fp16 or bf16, of any
-                  strides
+    weight        fp32, fp16 or bf16 [rows, cols], or [experts, rows, cols], of any strides
     layout        "gptq", "gptq_v2", "awq" or "compressed-tensors"
     group_size    columns that share a scale; -1: all
-    symmetric     all zeros are 8
-    scales_dtype  "fp16" or "bf16"; by default that of weight, and fp16 for fp32
+    symmetric     all zero points are 8
+    scales_dtype  "fp16" or "bf16"; by default that of weight, or fp16 for fp32
 
     Raises what nf4.quantize_int4 raises.
     """
@@ -122,8 +122,8 @@ def quantize_int4(
 
 
 def dequantize(weight: nf4.Weight, dtype: DTypeLike | None = None) -> Tensor:
-    """The weight, dense, of weight.shape: like nf4.dequantize, as an operator that torch.compile
-    knows.
+    """Returns the dense weight, of weight.shape. Like nf4.dequantize, as an operator that
+    torch.compile can trace.
 
     weight  a QuantizedTensor or an Int4Tensor; its parts are tensors
     dtype   "fp32", "fp16", "bf16" or torch's; by default that of the weight before it was
@@ -137,16 +137,16 @@ def dequantize(weight: nf4.Weight, dtype: DTypeLike | None = None) -> Tensor:
 
 
 def linear(x: Tensor, weight: nf4.Weight, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + bias, as torch.nn.functional.linear computes it for a dense weight.
+    """Computes y = x W^T + bias, like torch.nn.functional.linear for a dense weight.
 
-    x       [..., cols] of fp32, fp16 or bf16, of any strides, on the weight's device. fp32 on a GPU
-            needs a dense weight for the length of the call; nothing else does
+    x       fp32, fp16 or bf16 [..., cols], of any strides, on the weight's device. The call makes a
+            temporary dense weight for fp32 on a GPU, and only for that
     weight  [..., rows, cols], a QuantizedTensor or an Int4Tensor; its parts are tensors
     bias    [rows] in the dtype of x
 
     x and bias may require gradients, of any order; the weight is frozen. Under torch.autocast x and
-    bias are cast first. The backward pass keeps the weight's parts, and dequantizes one weight at a
-    time.
+    bias are cast first. The weight's parts are kept for the backward pass, which dequantizes one
+    weight at a time.
 
     Raises what nf4.matmul raises.
     """
@@ -164,23 +164,24 @@ def linear_grouped(
     x_index: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The products of a stack of experts, as nf4.matmul_grouped: row i of y is
-    x[x_index[i]] W[e]^T + bias[e], for the expert e that `ends` gives it.
+    """Multiplies rows of x by a stack of experts, like nf4.matmul_grouped: row i of y is
+    x[x_index[i]] W[e]^T + bias[e], where `ends` gives the row's expert e.
 
-    x        [x_rows, cols] of fp32, fp16 or bf16, on the weight's device. fp32 on a GPU needs a
-             dense stack for the length of the call
+    x        fp32, fp16 or bf16 [x_rows, cols], on the weight's device. fp32 on a GPU makes a
+             temporary dense stack
     weight   a QuantizedTensor or an Int4Tensor of shape [experts, rows, cols]; its parts are
              tensors
-    ends     int32 [experts], where the rows of y of each expert end
-    x_index  int32 [m], the row of x for each row of y, or None: row i for row i
+    ends     int32 [experts]: where each expert's rows of y end
+    x_index  int32 [m]: the row of x for each row of y. None: row i of x for row i of y
     bias     [experts, rows] in the dtype of x
 
     x and bias may require gradients, of any order; the weight is frozen. The backward pass of an
-    Int4Tensor makes dense experts for the length of the call, on a GPU in bf16 of all. On a GPU
-    fp32, and that backward pass in fp16 or of rows and cols that are no multiples of 8, wait for
-    `ends`, and no graph can capture them. Under torch.autocast x and bias are cast first.
+    Int4Tensor makes temporary dense experts; on a GPU in bf16, all of them at once. On a GPU, two
+    cases wait for `ends` and cannot be captured in a CUDA graph: fp32, and that backward pass in
+    fp16 or with rows or cols that are not multiples of 8. Under torch.autocast x and bias are cast
+    first.
 
-    Returns [m, rows]; rows behind the last end are unspecified. Raises what nf4.matmul_grouped
+    Returns [m, rows]; rows past the last end are unspecified. Raises what nf4.matmul_grouped
     raises.
     """
     for name, given in (("x", x), ("ends", ends), ("x_index", x_index), ("bias", bias)):

@@ -1,4 +1,4 @@
-"""load: a checkpoint of integers, or with experts in 4 bits, as a transformers model."""
+"""load: loads a checkpoint of integers, or with experts in 4 bits, as a transformers model."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def load(
     dtype: DTypeLike | None = None,
     device: torch.device | str | int | None = None,
 ) -> PreTrainedModel:
-    """The transformers model of a checkpoint of GPTQ, AWQ, AutoRound (in the packings of these) or
-    compressed-tensors (pack-quantized integers of 4 bits), its quantized layers as Int4Linear and
-    its experts stacked as Int4Experts, or of one with experts in NF4 or FP4, as NF4Experts and
-    NF4Linear. Needs transformers, and none of the packages that made the checkpoint. transformers'
-    from_pretrained loads the latter too, and only warns of missing tensors.
+    """Loads a checkpoint as a transformers model. GPTQ, AWQ, AutoRound (in the packings of these)
+    and compressed-tensors (pack-quantized 4-bit integers) become Int4Linear, and Int4Experts for
+    stacked experts. A checkpoint with experts in NF4 or FP4 becomes NF4Experts and NF4Linear;
+    transformers' from_pretrained loads such a checkpoint too, but only warns of missing tensors.
+    This needs transformers, and none of the packages that made the checkpoint.
 
     path    a directory with config.json and safetensors files
-    dtype   "fp32", "fp16", "bf16" or torch's, of what is not quantized; by default that of
-            config.json. Scales stay as they are stored
-    device  where to; by default the CPU
+    dtype   "fp32", "fp16", "bf16" or torch's, for tensors that are not quantized; by default that
+            of config.json. Scales stay as they are stored
+    device  the device to load to; by default the CPU
 
-    Siblings are joined as by convert. save_pretrained writes such a checkpoint again, but raises an
-    error for a model with Int4Experts: make it dense with to_dense first. Layers with act order:
-    see Int4Linear.reorder_.
+    Siblings are joined as in convert. save_pretrained writes such a checkpoint again, but raises an
+    error for a model with Int4Experts: call to_dense first. For layers with act order see
+    Int4Linear.reorder_.
 
-    How the checkpoint is quantized is read from wherever transformers, vLLM and the tools of these
-    say it; model.config then has it. A quantized output head is not tied to dense embeddings.
+    The quantization settings are read from any place where transformers, vLLM and their tools write
+    them; model.config then has them. A quantized output head is not tied to dense embeddings.
 
-    Raises nf4.checkpoint.FormatError, which names the file and the tensor, for what breaks the
+    Raises nf4.checkpoint.FormatError, which names the file and the tensor, if a tensor breaks the
     format, contradicts config.json or the model, is missing, or has no place in the model (unless
-    its class ignores that), and for a g_idx that is out of range; InvalidArgument for arguments;
-    and what transformers raises.
+    its class ignores it), or if a g_idx is out of range. Raises InvalidArgument for wrong
+    arguments, and transformers' own errors.
     """
     wanted = "auto" if dtype is None else torch_dtype(dtype)
     moved_to = torch_device(device)
@@ -73,7 +73,7 @@ def load(
 def _with_experts(
     path: str | os.PathLike[str], dtype: DTypeLike | None, device: torch.device | None
 ) -> PreTrainedModel:
-    """Read into its memory tensor by tensor."""
+    """Builds the model without memory, and reads it tensor by tensor."""
     from nf4.torch.distributed.empty_models import empty_model
     from nf4.torch.distributed.loading import load_alone
 
@@ -85,7 +85,8 @@ def _with_experts(
 def _integer_weights(
     checkpoint: Checkpoint, found: Survey
 ) -> tuple[dict[str, Int4Weight], frozenset[str]]:
-    """The weights by their names, their g_idx and zeros checked; which have act order."""
+    """Checks the g_idx and zeros of the weights. Returns the weights by name, and the names of
+    those with act order."""
     others = [name for name, each in found.weights.items() if not isinstance(each, Int4Weight)]
     if others or not found.weights:
         has = f"{others[0]} is not of integers" if others else "it has no quantized weights"

@@ -1,4 +1,4 @@
-"""quantize_model: a dense transformers model to 4 bits, in place."""
+"""quantize_model: quantizes a dense transformers model to 4 bits, in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _siblings, functional
 from nf4.torch._checks import require_finite, torch_dtype
-from nf4.torch.conversion import is_in_4_bits, made_of, take_along
+from nf4.torch._replacing_layers import is_in_4_bits, made_of, take_along
 from nf4.torch.experts import quantize_stack, save_as_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.modules.base import torch_device
@@ -48,42 +48,42 @@ def quantize_model(
     experts: bool = False,
 ) -> list[str]:
     """Quantizes a dense transformers model in place: its linear layers become NF4Linear, or
-    Int4Linear for "int4", and the model gets the marks of one that transformers loaded quantized,
-    such as its quantization_config: casts are refused, and Trainer asks for adapters. What
-    save_pretrained then writes is what `nf4 quantize` makes of the dense checkpoint: transformers
-    loads it with bitsandbytes, and integers with the package of their layout, or nf4.torch.load.
+    Int4Linear for "int4", and the model gets the marks of a quantized model that transformers
+    loaded, such as a quantization_config: casts are refused, and Trainer asks for adapters.
+    save_pretrained then writes the checkpoint that `nf4 quantize` makes of the dense one.
+    transformers loads it with bitsandbytes, and integers with the package of their layout;
+    nf4.torch.load loads integers too.
 
-    skip, only   patterns of modules, as --skip and --only of `nf4 quantize`, whose rules decide:
-                 embeddings, output heads, routers, experts (but see below) and tied
-                 weights stay dense
+    skip, only   patterns of modules, as --skip and --only of `nf4 quantize`. The rules are the
+                 same: embeddings, output heads, routers, experts (but see below) and tied weights
+                 stay dense
     blocksize, nested
-                 of "nf4" and "fp4": weights for each scale, and 8-bit scales
+                 for "nf4" and "fp4": weights that share a scale, and whether scales have 8 bits
     layout, group_size, symmetric
-                 of "int4", as for quantize_int4. A layer that the layout cannot hold stays dense;
-                 a warning names a group size that leaves none dense
+                 for "int4", as in quantize_int4. A layer that the layout cannot hold stays dense; a
+                 warning names a group size with which none stays dense
     compute_dtype
-                 of the layers, as for NF4Linear. By default it is that of x, and in the
-                 quantization_config that of most weights
-    device       where to: each layer is quantized there, and in the end the rest is moved. By
+                 as for NF4Linear. The default is the dtype of x for the layers, and that of most
+                 weights in the quantization_config
+    device       each layer is quantized on this device, and in the end the rest is moved there. By
                  default everything stays where it is
     allow_nonfinite
-                 take NaN as 0 and Inf as the largest of its block or group
-    experts      quantize stacks of experts too (of "nf4" and "fp4"), where transformers lets others
-                 compute their products: each becomes an NF4Experts. transformers loads what
-                 save_pretrained writes of these once nf4.torch is imported
+                 quantize NaN as 0 and Inf as the largest value of its block or group
+    experts      also quantize stacks of experts ("nf4" and "fp4"), in models where transformers
+                 lets other libraries compute their products: each becomes an NF4Experts.
+                 transformers loads the saved model if nf4.torch is imported
 
-    One layer at a time is dense beside its result. Hooks go along as in convert, and siblings are
-    joined as there. Returns the names of the replaced layers.
+    Only one layer at a time exists both dense and quantized. Hooks and siblings are handled as in
+    convert. Returns the names of the replaced layers.
 
-    Raises InvalidArgument for a model that is not of transformers, is quantized already, has a
-    layer to be replaced on meta, with NaN or Inf or with a forward of its own, or no layer to
-    replace, or anything on meta where device is given, and for a pattern that names nothing; then
-    nothing was replaced.
+    Raises InvalidArgument, and replaces nothing, for a model that is not of transformers, is
+    quantized already or has no layer to replace; for a layer to replace that is on meta, has NaN or
+    Inf or has a forward of its own; for any tensor on meta if device is given; and for a pattern
+    that names nothing.
 
-    Any other failure, such as out of memory, leaves the layers before it replaced, and model.config
-    without a quantization_config: such a model is not to be saved. The same call again replaces
-    the rest; device and allow_nonfinite may be others then, and with other options InvalidArgument
-    is raised.
+    Any other failure, such as out of memory, leaves the earlier layers replaced, and model.config
+    without a quantization_config: do not save such a model. The same call again replaces the rest.
+    It may change device and allow_nonfinite; other options raise InvalidArgument.
     """
     _require_model(model)
     dtype = None if compute_dtype is None else torch_dtype(compute_dtype, "compute_dtype")
@@ -121,7 +121,7 @@ def quantize_model(
     for name in stacks:
         nested_blocksize = 256 if nested else 0
         of_stack = {"format": format, "blocksize": blocksize, "nested_blocksize": nested_blocksize}
-        quantize_stack(model, name, moved_to, **of_stack, allow_nonfinite=True)  # as was checked
+        quantize_stack(model, name, moved_to, **of_stack, allow_nonfinite=True)  # checked above
     if plan.stacks:
         save_as_stacks(model)
     _siblings.join(model)
@@ -144,7 +144,7 @@ class _Plan(NamedTuple):
     config: dict[str, Any]
 
 
-# Of the models that a call is at, or failed in.
+# The plans of models in a call that runs or has failed.
 _unfinished: weakref.WeakKeyDictionary[nn.Module, _Plan] = weakref.WeakKeyDictionary()
 
 
@@ -165,7 +165,7 @@ def _is_dense(model: nn.Module, stack: str) -> bool:
 
 
 def _begun(model: nn.Module, options: QuantizeOptions) -> _Plan | None:
-    """What a call had begun that failed after it replaced a layer."""
+    """Returns the plan of an earlier call that failed after it replaced a layer."""
     plan = _unfinished.get(model)
     modules = [] if plan is None else plan.modules
     done = [name for name in modules if is_in_4_bits(model.get_submodule(name))]
@@ -222,7 +222,8 @@ def _check_finite(layer: nn.Module) -> nn.Module:
 def _check_weight(weight: Tensor, finite: bool) -> None:
     if weight.is_meta:
         raise InvalidArgument(
-            "the weight is on meta, where accelerate leaves what it offloads; expected it loaded"
+            "the weight is on meta, where accelerate leaves offloaded weights; expected a loaded "
+            "one"
         )
     if finite:
         require_finite("the weight", weight)
@@ -231,7 +232,7 @@ def _check_weight(weight: Tensor, finite: bool) -> None:
 def _maker(
     options: QuantizeOptions, compute_dtype: torch.dtype | None, device: torch.device | None
 ) -> Callable[[nn.Module], nn.Module]:
-    """What makes a layer of a dense one, a Linear or, except for int4, a Conv1D."""
+    """Returns a function that quantizes a dense layer, a Linear or, except for int4, a Conv1D."""
 
     def of_bnb(weight: Tensor, bias: nn.Parameter | None) -> nn.Module:
         made = functional.quantize(
@@ -265,7 +266,8 @@ def _maker(
 
 
 def _replace(model: nn.Module, name: str, quantized: Callable[[nn.Module], nn.Module]) -> None:
-    """In a function of its own, so that no variable holds the dense layer any longer."""
+    """Replaces a layer. It is a function of its own, so that no variable holds the dense layer any
+    longer."""
     layer = model.get_submodule(name)
     made = made_of(name, layer, quantized)
     take_along(layer, made)

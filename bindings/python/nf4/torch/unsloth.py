@@ -1,4 +1,4 @@
-"""Unsloth's fast_dequantize and matmul_lora, served by libnf4."""
+"""Serves Unsloth's fast_dequantize and matmul_lora by libnf4."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def fast_dequantize(
     out: Tensor | None = None,
     use_global_buffer: bool = False,
 ) -> Tensor:
-    """With the arguments and results of unsloth.kernels.utils.fast_dequantize.
+    """Replaces unsloth.kernels.utils.fast_dequantize, with its arguments and results.
 
     W                  packed bytes, as bitsandbytes holds them, or a dense weight
-    quant_state        bitsandbytes' QuantState; None: W is dense, and is returned
-    out                where to write: contiguous, of the weight's shape and dtype
+    quant_state        bitsandbytes' QuantState; None if W is dense, which is then returned
+    out                the tensor to write to: contiguous, with the weight's shape and dtype
     use_global_buffer  ignored: the result has memory of its own, which no later call overwrites
 
-    Returns the weight in quant_state.dtype; transposed, if W is of shape [1, n]. Raises what
+    Returns the weight in quant_state.dtype, transposed if W has shape [1, n]. Raises what
     nf4.dequantize raises.
     """
     if quant_state is None:
@@ -56,8 +56,8 @@ def matmul_lora(
     B: Tensor | None,
     s: float | None,
 ) -> Tensor:
-    """With the arguments and results of unsloth.kernels.utils.matmul_lora: X W^T + s (X A^T) B^T of
-    a weight in 4 bits; of its transpose, if W is of shape [1, n]. No gradients are recorded."""
+    """Replaces unsloth.kernels.utils.matmul_lora, with its arguments and results: X W^T + s (X A^T)
+    B^T for a 4-bit weight, which is transposed if W has shape [1, n]. No gradients are recorded."""
     x = X.reshape(-1, X.shape[-1])
     weight = _state.parts_of(W, W_quant)
     made = None
@@ -88,7 +88,8 @@ def _dequantize_or(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _matmul_or(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Unsloth's own still serves more arguments, x of another dtype, and what autograd records."""
+    """Unsloth's own function still handles extra arguments, x of another dtype, and calls that
+    autograd records."""
 
     def patched(
         X: Tensor, W: Tensor, W_quant: Any, A: Any, B: Any, s: Any, *rest: Any, **options: Any
@@ -106,7 +107,7 @@ _PATCHES = {"fast_dequantize": _dequantize_or, "matmul_lora": _matmul_or}
 
 
 def _patch(name: str) -> set[str]:
-    """The modules of Unsloth's in which a function of this name was replaced."""
+    """Replaces a function of this name in Unsloth's modules, and returns their names."""
     original = getattr(sys.modules[_UTILS], name, None)
     if original is None or hasattr(original, "nf4_original"):
         return set()
@@ -123,17 +124,17 @@ def _patch(name: str) -> set[str]:
 
 
 def patch_unsloth() -> list[str]:
-    """Makes Unsloth dequantize and multiply 4-bit weights by libnf4, in all of its modules that are
-    loaded: call it after `import unsloth`. Returns their names; a second call changes nothing.
+    """Makes Unsloth dequantize and multiply 4-bit weights by libnf4, in all of its loaded modules.
+    Call it after `import unsloth`. Returns the names of the modules; a second call changes nothing.
 
-    Replaces fast_dequantize and matmul_lora. By the latter LoRA_MLP, LoRA_QKV and LoRA_W compute y,
-    and LoRA_MLP the gradient of its last product; their other gradients dequantize, and add to a
-    dX in the memory of x.
+    Replaces fast_dequantize and matmul_lora. LoRA_MLP, LoRA_QKV and LoRA_W compute y by
+    matmul_lora, and LoRA_MLP also the gradient of its last product. Their other gradients
+    dequantize, and add to a dX in the memory of x.
 
-    Raises InvalidArgument where unsloth.kernels.utils is not loaded or has no fast_dequantize.
+    Raises InvalidArgument if unsloth.kernels.utils is not loaded or has no fast_dequantize.
     """
     if getattr(sys.modules.get(_UTILS), "fast_dequantize", None) is None:
         raise InvalidArgument(
-            f"{_UTILS} has no fast_dequantize; expected that unsloth is imported first"
+            f"{_UTILS} has no fast_dequantize; expected `import unsloth` before this call"
         )
     return sorted(set().union(*map(_patch, _PATCHES)))

@@ -1,4 +1,4 @@
-"""libnf4's kernels behind bitsandbytes' operators: code built on bitsandbytes (transformers'
+"""Puts libnf4's kernels behind bitsandbytes' operators: code built on bitsandbytes (transformers'
 load_in_4bit, PEFT, TRL) runs on them unchanged.
 
 When bitsandbytes is imported, it calls nf4's entry point bitsandbytes.backends, which calls
@@ -11,23 +11,23 @@ Served, on the CPU and on GPUs that libnf4 has kernels for:
                         dequantize
     dequantize_4bit     and its .out: bit-equal to bitsandbytes' CUDA kernels
     functional.dequantize_4bit
-                        the function that is given the QuantState. bitsandbytes dequantizes nested
-                        scales in two launches of their own first; here one fused kernel does all,
-                        with the same bits
+                        the function that takes a QuantState. bitsandbytes dequantizes nested scales
+                        in two launches of their own first; here one fused kernel does all,
+                        bit-equal
     nn.modules.Linear4bit.forward, matmul_4bit, autograd._functions.MatMul4Bit.apply
-                        the way to gemm_4bit in eager mode, with the host overhead of an NF4Linear;
-                        where torch.compile traces, libnf4's operators
+                        the path to gemm_4bit in eager mode, with the host overhead of an NF4Linear;
+                        libnf4's operators where torch.compile traces
     nn.modules.has_avx512bf16
-                        answers no, so that a Linear4bit in eval mode on the CPU keeps its bytes.
-                        bitsandbytes would repack them, and round the scales to bf16. One that
-                        was repacked before stays with bitsandbytes
+                        returns False, so that a Linear4bit in eval mode on the CPU keeps its bytes.
+                        bitsandbytes would repack them, and round the scales to bf16. A layer that
+                        is repacked already stays with bitsandbytes
 Scales in fp16 or bf16 are cast to float32.
 
 Left alone:
-    quantize_4bit       bitsandbytes' backends differ in the codes of ties and of zero blocks
+    quantize_4bit       bitsandbytes' backends disagree on the codes of ties and of zero blocks
     gemv_4bit           on CPUs it takes the repacked layout; on GPUs no layer calls it any more
     the 8-bit operators, optimizers and quantize_blockwise
-    functions whose source is not one that replacements.py knows, and patches
+    functions whose source replacements.py does not know, and patched ones
 
 Files: operators.py (kernels), replacements.py (which functions), eager.py, traced.py and
 dequantize.py (what takes their place), own_kernels.py (bitsandbytes' own kernels).
@@ -47,7 +47,7 @@ from nf4.torch.bitsandbytes import operators, replacements
 
 
 class Served(NamedTuple):
-    """What libnf4 serves in this process.
+    """The operators and functions that libnf4 serves in this process.
 
     operators   the devices of each, by name
     left_alone  why each of the other operators and functions is not served, by name
@@ -60,7 +60,7 @@ class Served(NamedTuple):
 
 
 class _Active(NamedTuple):
-    library: torch.library.Library  # takes its registrations along when it goes
+    library: torch.library.Library  # deleting it removes its registrations
     served: Served
     replaced: list[replacements.Replaced]
 
@@ -69,7 +69,7 @@ _active: _Active | None = None
 
 
 def served() -> Served | None:
-    """None where bitsandbytes runs on its own kernels."""
+    """Returns what libnf4 serves; None if bitsandbytes runs on its own kernels."""
     return None if _active is None else _active.served
 
 
@@ -81,11 +81,11 @@ def _version() -> str:
 
 
 def register() -> Served:
-    """Puts libnf4's kernels behind bitsandbytes' operators in this process, and returns which. A
-    second call changes nothing. An operator that this bitsandbytes lacks, or has with other
-    arguments, is left alone, with a warning; so are functions of a source that is not known.
+    """Puts libnf4's kernels behind bitsandbytes' operators in this process, and returns what is
+    served. A second call changes nothing. An operator that this bitsandbytes lacks, or that has
+    other arguments, is left alone, with a warning; so are functions whose source is unknown.
 
-    Raises LibraryNotFound, and ImportError without bitsandbytes.
+    Raises LibraryNotFound, and ImportError if bitsandbytes is missing.
     """
     global _active
     if _active is None:
@@ -93,7 +93,7 @@ def register() -> Served:
         try:
             import bitsandbytes
 
-            # Its import may have called this function already, by the entry point.
+            # Importing it may have called this function already, through the entry point.
             if _active is None:
                 _active = _activated(bitsandbytes)
         finally:
@@ -103,7 +103,7 @@ def register() -> Served:
 
 
 def _left_alone(bitsandbytes: Any) -> dict[str, str]:
-    """Why each operator and function that cannot be served is not, with a warning."""
+    """Returns why each operator and function cannot be served, and warns of them."""
     version = _version()
     found = operators.left_alone(version)
     for name, problem in found.items():
@@ -140,8 +140,8 @@ def _give_back(library: torch.library.Library, replaced: list[replacements.Repla
 
 
 def unregister() -> None:
-    """Gives bitsandbytes its own kernels back, for a comparison for example. Layers that were made
-    meanwhile keep their bytes, and patches that were made since stay."""
+    """Restores bitsandbytes' own kernels, for example to compare. Layers made meanwhile keep their
+    bytes, and patches made since stay."""
     global _active
     if _active is not None:
         _give_back(_active.library, _active.replaced)

@@ -1,4 +1,4 @@
-"""functional.dequantize_4bit: with nested scales in one kernel."""
+"""Replaces functional.dequantize_4bit: one kernel dequantizes nested scales and weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nf4.torch.bitsandbytes.operators import is_ours
 
 
 def _is_nested(state: Any) -> bool:
-    """Is this a double-quantized QuantState as bitsandbytes makes them?"""
+    """Tells if this is a double-quantized QuantState as bitsandbytes makes it."""
     return (
         getattr(state, "nested", False)
         and state.quant_type in ("nf4", "fp4")
         and state.dtype in DTYPES
         and state.absmax.dtype == torch.uint8
-        and state.state2.dtype == torch.float32  # else the scales are rounded on the way
+        and state.state2.dtype == torch.float32  # else bitsandbytes rounds the scales
         and all(
             part.dtype in DTYPES for part in (state.offset, state.state2.absmax, state.state2.code)
         )

@@ -1,15 +1,16 @@
-"""bitsandbytes' way from Linear4bit to gemm_4bit in eager mode, with NF4Linear's host overhead.
+"""Replaces bitsandbytes' path from Linear4bit to gemm_4bit in eager mode, with the host overhead of
+an NF4Linear.
 
-Its own is five Python functions and an operator of torch. Ours takes what layers call all the time
-and goes to C++ (_fast.py) at once, or where torch.compile traces to traced.py; anything else goes
-to the original, whose messages, warnings and rare cases stay as they are, and which comes to libnf4
-by the operators:
+bitsandbytes' own path is five Python functions and a torch operator. Ours handles the calls that
+layers make all the time: it calls C++ (_fast.py), or traced.py where torch.compile traces. All
+other calls go to the original function, which keeps its messages, warnings and rare cases, and
+which reaches libnf4 through the operators:
     dispatch modes, transforms, tracing, derivatives in forward mode
     subclasses of Tensor, an `out`, a weight that requires grad
     a weight in another layout or orientation, one that is not quantized yet
     a bias in another dtype, scales in 16 bits
-The results have the bits of the operators, and autocast changes nothing, as it does not there.
-Where bitsandbytes rounds x to bf16, so does Linear4bit.forward.
+The results are bit-equal to the operators', and autocast changes nothing, as in bitsandbytes.
+Linear4bit.forward rounds x to bf16 where bitsandbytes does.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from nf4.torch._weight import Spec, WeightParts
 from nf4.torch.bitsandbytes import own_kernels, traced
 from nf4.torch.bitsandbytes.operators import is_ours, ready, takes
 
-# (x, packed, state) -> the fields of a WeightParts; None where the original is to be called.
+# (x, packed, state) -> the fields of a WeightParts; None: call the original.
 WeightOf = Callable[[Tensor, Tensor, Any], "tuple[Any, ...] | None"]
-# (x, packed, state, bias) -> x W^T + bias; None likewise.
+# (x, packed, state, bias) -> x W^T + bias; None: call the original.
 Product = Callable[[Tensor, Tensor, Any, "Tensor | None"], "Tensor | None"]
 
 
@@ -38,7 +39,7 @@ Product = Callable[[Tensor, Tensor, Any, "Tensor | None"], "Tensor | None"]
 def _spec(
     shape: tuple[int, ...], quant_type: str, blocksize: int, nested_blocksize: int
 ) -> Spec | None:
-    """None for what gemm_4bit does not take."""
+    """Returns the Spec; None for what gemm_4bit does not accept."""
     if not takes(shape, quant_type, nested_blocksize):
         return None
     return Spec.of(shape, quant_type, blocksize, nested_blocksize)
@@ -48,19 +49,19 @@ def _spec(
 
 
 def _plain(packed: Tensor) -> Tensor:
-    """Its bytes as they are now: a Params4bit follows its .data, which may be swapped or released
-    before the backward pass."""
-    with _private.no_torch_function():  # a Params4bit has one, which takes 2 us
+    """Returns a tensor on the current bytes. A Params4bit follows its .data, which may be swapped
+    or released before the backward pass."""
+    with _private.no_torch_function():  # a Params4bit's takes 2 us
         return as_bytes(packed.data)
 
 
 def _kept(packed: Tensor, weight: tuple[Any, ...]) -> WeightParts:
-    """The weight whose fields these are, for the backward pass."""
+    """Returns the weight with these fields, for the backward pass."""
     return tuple.__new__(WeightParts, (_plain(packed), *weight[1:]))
 
 
 def _dense(weight: WeightParts, dtype: torch.dtype, like: Tensor) -> Tensor:
-    """The weight in a dtype, for a product with `like`."""
+    """Returns the dense weight in a dtype, for a product with `like`."""
     if not torch.is_grad_enabled() and _private.is_idle():
         dense = _kernels.new_dense(*weight.spec[:2], dtype, like.device)
         if _fast.dequantize(dense, weight):
@@ -69,7 +70,7 @@ def _dense(weight: WeightParts, dtype: torch.dtype, like: Tensor) -> Tensor:
 
 
 def _fused_grad(grad_y: Tensor, weight: WeightParts) -> Tensor | None:
-    """grad_y W without a dense weight; None where that is slower, or nothing was done."""
+    """Returns grad_y W without a dense weight; None if that is slower, or nothing was done."""
     if torch.is_grad_enabled() or not _private.is_idle():
         return None
     return _kernels.fused_linear_grad(grad_y, weight)
@@ -77,8 +78,8 @@ def _fused_grad(grad_y: Tensor, weight: WeightParts) -> Tensor | None:
 
 @_private.call_backward_directly
 class MatMul4Bit(_private.Function):
-    """Gives y, which is x W^T + bias already, its gradients: those of bitsandbytes, bit by bit,
-    where they are made as it makes them, from a dense weight.
+    """Attaches gradients to y, which is x W^T + bias already. Gradients from a dense weight are
+    bit-equal to bitsandbytes'.
 
     It keeps the weight's parts as attributes, as bitsandbytes does, so that no hook of saved
     tensors moves or copies a weight.
@@ -96,7 +97,7 @@ class MatMul4Bit(_private.Function):
         of_x, of_bias, _ = ctx.needs_input_grad
         grad_x = grad_bias = None
         if of_x:
-            # A weight that was in 16 bits is rounded to these first.
+            # The dense weight is rounded to its own 16-bit dtype first.
             wide = ctx.weight_dtype == torch.float32
             dtype = grad_y.dtype if wide else ctx.weight_dtype
             grad_x = _fused_grad(grad_y, ctx.weight) if dtype == grad_y.dtype else None
@@ -104,13 +105,13 @@ class MatMul4Bit(_private.Function):
                 dense = _dense(ctx.weight, dtype, grad_y)
                 grad_x = torch.matmul(grad_y, dense.to(grad_y.dtype))
         if of_bias:
-            grad_bias = grad_y.sum(0)  # of the other dimensions, autograd takes the sum
+            grad_bias = grad_y.sum(0)  # autograd sums over the other dimensions
         return grad_x, grad_bias, None
 
 
 # ---- What takes the place of bitsandbytes' functions -----------------------------------
 
-# Who has kept one of them, as accelerate keeps a layer's forward, gets the original by it.
+# Whoever has kept one of them, as accelerate keeps a layer's forward, finds the original here.
 given_back = False
 
 
@@ -164,7 +165,7 @@ def matmul_4bit(product: Product, original: Callable[..., Tensor]) -> Callable[.
 
 
 def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
-    """For MatMul4Bit.apply, which its subclasses inherit."""
+    """Replaces MatMul4Bit.apply, which subclasses inherit."""
     served = original.__self__
 
     def apply(
@@ -184,8 +185,8 @@ def apply(product: Product, original: Callable[..., Tensor]) -> classmethod:
 
 
 def _in_bf16(layer: Any, state: Any, x: Tensor, QuantState: type) -> bool:
-    """Would bitsandbytes itself, on a CPU with AVX512-BF16, compute this call in bf16, though its
-    dtype is another one? It does in eval mode, for an x without gradients."""
+    """Tells if bitsandbytes itself, on a CPU with AVX512-BF16, would compute this call in bf16
+    though its dtype is another. It does in eval mode, for an x without gradients."""
     if layer.training or x.requires_grad or type(state) is not QuantState:
         return False
     rows, cols = state.shape
@@ -194,13 +195,13 @@ def _in_bf16(layer: Any, state: Any, x: Tensor, QuantState: type) -> bool:
     return (layer.compute_dtype or x.dtype) is not torch.bfloat16
 
 
-# torch shares elementwise work of so many elements between OpenMP's threads, which spin for
-# milliseconds afterwards and hold up those of libnf4.
+# torch divides elementwise work of this many elements among OpenMP threads, which spin for
+# milliseconds afterwards and delay libnf4's threads.
 _SHARED = 32768
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype) without OpenMP's threads."""
+    """Returns x.to(dtype) without starting OpenMP threads."""
     if x.dtype is dtype or x.numel() < _SHARED or is_dynamo_compiling() or x.is_meta:
         return x.to(dtype)
     rows = x.reshape(-1, x.shape[-1])
@@ -212,7 +213,7 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _rounded(layer: Any, x: Tensor, matmul: Callable[..., Tensor]) -> Tensor:
-    """y, computed in bf16: in fp32 it would take up to twice bitsandbytes' time."""
+    """Computes y in bf16. In fp32 it would take up to twice bitsandbytes' time."""
     if not layer.compute_type_is_set:
         layer.set_compute_type(x)
         layer.compute_type_is_set = True
@@ -231,11 +232,11 @@ def forward(
     product: Product, weight_of: WeightOf, bitsandbytes: Any, original: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
     """Makes Linear4bit.forward, once bitsandbytes.matmul_4bit is replaced. Its attributes
-    nf4_operands and nf4_linear are for who does more than this product at once
+    nf4_operands and nf4_linear serve code that computes more than this product
     (nf4/torch/peft/layers.py)."""
     Params4bit, ours = bitsandbytes.nn.Params4bit, bitsandbytes.matmul_4bit
     QuantState = bitsandbytes.functional.QuantState
-    rounds = bitsandbytes.functional.has_avx512bf16()  # that of nn.modules is replaced
+    rounds = bitsandbytes.functional.has_avx512bf16()  # the replaced one is in nn.modules
 
     def in_bf16(self: Any, x: Tensor) -> bool:  # on the CPU
         if not rounds or given_back or bitsandbytes.matmul_4bit is not ours:
@@ -246,10 +247,10 @@ def forward(
         return _in_bf16(self, getattr(weight, "quant_state", None), x, QuantState)
 
     def weight_state_bias(self: Any, on_cpu: bool) -> tuple[Tensor, Any, Tensor | None] | None:
-        # A later patch of the function that the original calls is to be called.
+        # Calls a later patch of the function that the original calls.
         if bitsandbytes.matmul_4bit is not ours:
             return None
-        # torch.nn.Module looks for an attribute in three places before it comes to a parameter.
+        # torch.nn.Module looks in three places before it finds a parameter.
         own = self.__dict__
         parameters = own["_parameters"]
         weight = parameters.get("weight")

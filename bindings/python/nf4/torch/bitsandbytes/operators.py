@@ -1,4 +1,4 @@
-"""The kernels behind bitsandbytes' operators: which it has, and where libnf4 can run."""
+"""Registers libnf4's kernels for bitsandbytes' operators, on the devices where libnf4 can run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEQUANTIZE = ("A", "absmax", "blocksize", "quant_type", "shape", "dtype")
 
 
 def takes(shape: Sequence[int], quant_type: str, nested_blocksize: int) -> bool:
-    """Does gemm_4bit take such a weight? nested_blocksize is 0 if flat."""
+    """Tells if gemm_4bit accepts such a weight. nested_blocksize is 0 if flat."""
     known = quant_type in _convert.FORMATS and nested_blocksize in (0, NESTED_BLOCKSIZE)
     return known and len(shape) == 2
 
@@ -38,15 +38,15 @@ def takes(shape: Sequence[int], quant_type: str, nested_blocksize: int) -> bool:
 
 
 _usable_gpus: dict[int, bool] = {}
-ready = {torch.device("cpu")}  # the devices of which is_ours needs no more be asked
+ready = {torch.device("cpu")}  # devices for which is_ours was True
 
 
 @_private.constant_in_traces
 def _usable_gpu(index: int) -> bool:
-    """Has libnf4 kernels that run on this GPU? Asked at the first call and not when bitsandbytes
-    is imported, as the question initialises CUDA."""
+    """Tells if libnf4 has kernels for this GPU. It is asked at the first call and not when
+    bitsandbytes is imported, because asking initialises CUDA."""
     known = _usable_gpus.get(index)
-    # A Dynamo that does not call this, but traces it, could not trace the question.
+    # A Dynamo that traces this function instead of calling it could not trace the query.
     if known is not None or torch.compiler.is_dynamo_compiling():
         return bool(known)
     found = nf4.device_info(index)
@@ -71,15 +71,15 @@ _many_rows: dict[int, bool] = {}
 @_private.constant_in_traces
 def _fuses_many_rows(index: int) -> bool:
     known = _many_rows.get(index)
-    if known is not None or torch.compiler.is_dynamo_compiling():  # as in _usable_gpu
+    if known is not None or torch.compiler.is_dynamo_compiling():  # like _usable_gpu
         return bool(known)
     _many_rows[index] = found = nf4_paths.fused_rows("nf4", index) is None
     return found
 
 
 def is_for_graphs(tensor: Tensor) -> bool:
-    """Is libnf4's operator to stand in a compiled graph, whatever the number of rows? Not on a GPU
-    that multiplies many rows by a dense weight: there bitsandbytes' operator stands, which chooses
+    """Tells if a compiled graph gets libnf4's operator for any number of rows. It does not on a GPU
+    that multiplies many rows by a dense weight: there it gets bitsandbytes' operator, which chooses
     in every call."""
     device = tensor.device
     return device.type == "cpu" or _fuses_many_rows(device.index)
@@ -110,7 +110,7 @@ def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
             A, B, shapeB, absmax, blocksize, quant_type,
             bias, absmax_8bit, absmax_code, absmax_offset,
         )  # fmt: skip
-        # In forward mode, bitsandbytes' own on the CPU gives derivatives.
+        # bitsandbytes' own CPU kernel computes forward-mode derivatives.
         if not is_ours(A) or _private.in_forward_ad():
             return original(*given)
         if absmax_8bit is None:
@@ -179,7 +179,7 @@ OPERATORS = {
 
 
 def _problem(name: str, expected: Sequence[str], version: str) -> str | None:
-    """Why an operator of the imported bitsandbytes cannot be served; None if it can."""
+    """Says why an operator of the imported bitsandbytes cannot be served; None if it can."""
     base, _, overload = name.partition(".")
     packet = getattr(torch.ops.bitsandbytes, base, None)
     if packet is None or (overload or "default") not in packet.overloads():
@@ -196,7 +196,7 @@ def _no_kernel(*_arguments: Any) -> None:
 
 
 def _original(name: str, key: str) -> Callable[..., Any]:
-    """The kernel that was there before."""
+    """Returns the kernel that was registered before."""
     try:
         kernel = torch.library.get_kernel(f"bitsandbytes::{name}", key)
     except RuntimeError:
@@ -208,13 +208,13 @@ def serve(library: torch.library.Library, name: str, device: str) -> None:
     key = _DISPATCH_KEYS[device]
     kernel = OPERATORS[name][1](_original(name, key))
     with warnings.catch_warnings():
-        # torch warns of every kernel that replaces another, which these do on purpose.
+        # torch warns of every kernel that replaces another. These do so on purpose.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         library.impl(name, _kernels.uncompiled(kernel), key, allow_override=True)
 
 
 def left_alone(version: str) -> dict[str, str]:
-    """Why each operator that cannot be served is not, by name."""
+    """Returns why operators cannot be served, by name."""
     problems = {
         name: _problem(name, expected, version) for name, (expected, _) in OPERATORS.items()
     }

@@ -1,6 +1,6 @@
-"""bitsandbytes' own CUDA kernels for products, which are called where libnf4 expects its own to be
-slower than a dense product (nf4_matmul_path of nf4.h). bitsandbytes says by itself for how many
-rows of x its kernels are faster than dequantize and a dense product on a GPU."""
+"""Calls bitsandbytes' own CUDA matmul kernels where libnf4 expects its own to be slower than a
+dense product (nf4_matmul_path of nf4.h). bitsandbytes itself says for how many rows of x its
+kernels are faster than dequantize and a dense product on a GPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from nf4.torch._weight import WeightParts
 
 # The first digits of the SHA-256 of the source of the function that launches a kernel.
 _LAUNCH = ("a4b8c79eb7197a8c",)
-_NESTED_BLOCKSIZE = 256  # that of its kernels
+_NESTED_BLOCKSIZE = 256  # bitsandbytes' kernels take no other
 
 
 class _Own(NamedTuple):
     """Functions of bitsandbytes.backends.cuda.ops.
 
-    is_faster(device_index, dtype, M, N, K)  has it a kernel that is faster than a dense product?
-    most_rows                                the most rows of x for which it is asked
+    is_faster(device_index, dtype, M, N, K)  whether a kernel is faster than a dense product
+    most_rows                                the most rows of x for which is_faster is asked
     launch                                   the kernel, with the arguments of gemm_4bit
     """
 
@@ -36,8 +36,8 @@ _own: list[_Own] = []
 
 
 def take(bitsandbytes: Any) -> None:
-    """Finds the functions of the imported bitsandbytes, where they are those that are known, for
-    its layers and for those of nf4.torch."""
+    """Finds the functions of the imported bitsandbytes, if they are known ones, for its layers and
+    for those of nf4.torch."""
     backends = getattr(bitsandbytes, "backends", None)
     ops = getattr(getattr(backends, "cuda", None), "ops", None)
     launch = getattr(ops, "_gemm_4bit_kernel_impl", None)
@@ -55,8 +55,8 @@ def give_back() -> None:
 
 
 def multiply(x: Tensor, bias: Tensor | None, weight: Any) -> Tensor | None:
-    """y = x W^T + bias by bitsandbytes' kernel; None where a dense product is faster, or no kernel
-    takes the operands. weight: a WeightParts, or the fields of one."""
+    """Computes y = x W^T + bias by bitsandbytes' kernel; None if a dense product is faster, or no
+    kernel accepts the operands. weight: a WeightParts, or the fields of one."""
     if not _own or len(weight) != len(WeightParts._fields):
         return None
     own = _own[0]
@@ -79,13 +79,13 @@ def multiply(x: Tensor, bias: Tensor | None, weight: Any) -> Tensor | None:
 
 
 def _multiply_or_leave(x: Tensor, bias: Tensor | None, weight: Any) -> Any:
-    """multiply, and NotImplemented for a bitsandbytes whose kernels are unknown."""
+    """Like multiply, but returns NotImplemented for a bitsandbytes whose kernels are unknown."""
     return multiply(x, bias, weight) if _own else NotImplemented
 
 
 def linear(x: Tensor, bias: Tensor | None, weight: Any) -> Tensor | None:
-    """y = x W^T + bias in the way that is expected to take least time: by libnf4's kernel, by
-    bitsandbytes', or by a dense weight. None where nothing was done, as _fast.linear says, and
-    where bitsandbytes has to choose by itself."""
+    """Computes y = x W^T + bias in the way that is expected to be fastest: by libnf4's kernel, by
+    bitsandbytes', or by a dense weight. None if nothing was done, as in _fast.linear, or if
+    bitsandbytes has to choose by itself."""
     y = _fast.linear(x, bias, weight, _multiply_or_leave)
     return None if y is NotImplemented else y

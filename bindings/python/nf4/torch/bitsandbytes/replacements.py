@@ -1,5 +1,5 @@
-"""Which of bitsandbytes' Python functions are replaced: those whose source was read, and that
-nobody else has patched."""
+"""Replaces bitsandbytes' Python functions whose source is known and that nobody else has
+patched."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from nf4.torch.bitsandbytes.dequantize import dequantize_4bit
 
 _DEQUANTIZE = "functional.dequantize_4bit"
 _MATMUL = "autograd._functions.matmul_4bit"
-_BY_LAYERS = "matmul_4bit"  # the same function, by the name that layers call
+_BY_LAYERS = "matmul_4bit"  # the same function under the name that layers call
 _APPLY = "autograd._functions.MatMul4Bit.apply"
 _FORWARD = "nn.modules.Linear4bit.forward"
 _FUNCTION = ("autograd._functions.MatMul4Bit.forward", "autograd._functions.MatMul4Bit.backward")
 
-CHECKED = "0.50.0 to 0.50.2"  # the versions that were read
-# What their functions' sources begin with in SHA-256; add a digest where a version changes one.
+CHECKED = "0.50.0 to 0.50.2"  # the versions whose source was read
+# The first digits of the SHA-256 of their functions' sources. Add a digest if a version changes
+# one.
 KNOWN: dict[str, Sequence[str]] = {
     _DEQUANTIZE: ("c928daa1321ac803",),
     _MATMUL: ("a219d40d62264de6",),
@@ -28,7 +29,7 @@ KNOWN: dict[str, Sequence[str]] = {
     _FUNCTION[1]: ("053e8719319a526c",),
     _FORWARD: ("d52cf63457717cc7",),
 }
-# Of each function that is replaced, those whose work its replacement does.
+# For each replaced function: the functions whose work its replacement does.
 RELIES_ON: Mapping[str, Sequence[str]] = {
     _DEQUANTIZE: (_DEQUANTIZE,),
     _MATMUL: (_MATMUL, _APPLY, *_FUNCTION),
@@ -39,7 +40,7 @@ RELIES_ON: Mapping[str, Sequence[str]] = {
 
 
 def _problems(bitsandbytes: Any, version: str) -> dict[str, str]:
-    """What is wrong with each function whose work is not ours to do, by name."""
+    """Returns, by name, what is wrong with each function that cannot be replaced."""
     why = f"is of bitsandbytes {version}, whose source is not that of {CHECKED}"
     problems = {name: why for name in KNOWN if not is_known(found(bitsandbytes, name), KNOWN[name])}
     if found(bitsandbytes, _BY_LAYERS) is not found(bitsandbytes, _MATMUL):
@@ -51,7 +52,7 @@ def _problems(bitsandbytes: Any, version: str) -> dict[str, str]:
 
 
 def unknown(bitsandbytes: Any, version: str) -> dict[str, str]:
-    """Why each function that cannot be replaced is not, by name."""
+    """Returns why functions cannot be replaced, by name."""
     problems = _problems(bitsandbytes, version)
     return {
         name: f"{each} {problems[each]}"
@@ -67,7 +68,7 @@ def _keeps_its_bytes() -> bool:
 
 
 def _ours(bitsandbytes: Any) -> dict[str, Callable[[Any], Any]]:
-    """What makes each replacement from the original, in this order."""
+    """The makers of the replacements, in this order. Each takes the original."""
     weight_of = eager.weights_of(bitsandbytes)
     product = eager.product_for(weight_of, bitsandbytes)
     return {
@@ -80,7 +81,7 @@ def _ours(bitsandbytes: Any) -> dict[str, Callable[[Any], Any]]:
 
 
 def replace(bitsandbytes: Any, left_alone: Mapping[str, str], replaced: list[Replaced]) -> None:
-    """Appends what it replaces, one by one, for give_back."""
+    """Replaces the functions, and appends each to `replaced`, for give_back."""
     eager.given_back = False
     own_kernels.take(bitsandbytes)
     _fast.take_packed(bitsandbytes.nn.Params4bit)

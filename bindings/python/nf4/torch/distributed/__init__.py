@@ -1,14 +1,14 @@
 """Quantized layers on several GPUs, by torch.distributed.
 
-prepare                            before FSDP2; fully_shard does it by itself where nf4.torch
-                                   is imported
-gather_by_copy_engines             its all-gathers without SMs
-ColwiseParallel, RowwiseParallel   styles for parallelize_module
-plan_of                            those of a transformers model
-clip_grad_norm_                    of gradients of layers that are cut
-named_by_cut                       their state_dict for torch.distributed.checkpoint
-empty_model                        a checkpoint's model on meta, to be sharded or cut
-load_checkpoint                    then each rank's part of the checkpoint into it
+prepare                            makes layers ready for FSDP2; fully_shard calls it where
+                                   nf4.torch is imported
+gather_by_copy_engines             runs FSDP2's all-gathers without SMs
+ColwiseParallel, RowwiseParallel   tensor-parallel styles for parallelize_module
+plan_of                            the styles of a transformers model
+clip_grad_norm_                    clips the gradients of layers that are cut
+named_by_cut                       renames a state_dict for torch.distributed.checkpoint
+empty_model                        makes a checkpoint's model on meta, to be sharded or cut
+load_checkpoint                    reads each rank's part of the checkpoint into it
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Adapters of PEFT that are on meta, as those of a model that is: they get the values that PEFT
+"""Initialises PEFT adapters that are on meta, as in a model on meta, with the values that PEFT
 begins with."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from nf4.torch.distributed._reading import parts_of
 
 
 class Untrained(NamedTuple):
-    """An adapter of a LoRA layer, and its halves."""
+    """An untrained adapter of a LoRA layer, and its halves."""
 
     layer: Any
     name: str
-    how: Any  # init_lora_weights of its LoraConfig
+    how: Any  # init_lora_weights in its LoraConfig
     halves: tuple[nn.Module, nn.Module]
 
     def tensors(self) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
@@ -50,7 +50,8 @@ def _keep(own: Tensor, whole: Tensor) -> None:
 
 
 def untrained(model: nn.Module) -> list[Untrained]:
-    """Those on meta. Raises InvalidArgument for one that begins with something of the weight's."""
+    """Returns the adapters on meta. Raises InvalidArgument for one whose first values depend on the
+    weight."""
     configs: dict[str, Any] = {}
     for module in model.modules():
         configs.update(getattr(module, "peft_config", None) or {})
@@ -73,8 +74,8 @@ def _of(path: str, layer: nn.Module, name: str, config: Any) -> Untrained:
 
 
 def begin(adapters: list[Untrained], seed: int) -> None:
-    """With the same numbers on every rank, whatever it has drawn before."""
+    """Draws the same values on every rank, whatever it has drawn before."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # manual_seed would seed those of GPUs, too
+        torch.default_generator.manual_seed(seed)  # manual_seed would seed the GPUs' too
         for each in adapters:
             each.begin()

@@ -1,6 +1,6 @@
-"""Whether all ranks have the same, and did what they had to: asked when a model is sharded, cut or
-loaded. Ranks that differ would wait for bytes of another size, or multiply by another's; those of
-which one failed would wait for it."""
+"""Checks that all ranks have the same layers and succeeded, when a model is sharded, cut or loaded.
+Ranks with different layers would wait for messages of another size, or multiply by another layer's
+weights. If one rank failed, the others would wait for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 def spec_of(layer: QuantizedModule) -> str:
-    """What layers of other ranks must have in common with this one."""
+    """Returns what a layer must have in common with the same layer on other ranks."""
     parts = layer.sharded_parts().values()
     dtypes = [str(getattr(getattr(layer, name), "dtype", None)) for name in parts]
     return f"{type(layer).__name__} {tuple(layer.spec)} of {', '.join(dtypes)}"
@@ -25,7 +25,7 @@ def spec_of(layer: QuantizedModule) -> str:
 def layers_of(
     modules: Iterable[nn.Module], params: Iterable[nn.Parameter]
 ) -> dict[str, QuantizedModule]:
-    """By their names, the layers within the modules whose parts are among params."""
+    """Returns, by name, the layers within the modules that have parts among params."""
     wanted = set(map(id, params))
     return {
         name: layer
@@ -37,8 +37,8 @@ def layers_of(
 
 
 def require_agreement(specs: Mapping[str, str], mesh: Any) -> None:
-    """Raises InvalidArgument on every rank of a DeviceMesh where one has other layers, with the
-    first that differs and the ranks. Every rank must call this."""
+    """Raises InvalidArgument on every rank of a DeviceMesh if one rank has other layers. The
+    message names the first layer that differs and the ranks. Every rank must call this."""
     _require_alike(gathered(specs, mesh))
 
 
@@ -48,16 +48,16 @@ def agreed(
     name: str = "the layer",
     mesh: Any = None,
 ) -> _T:
-    """The first result of `work`, once it has worked on every rank of a DeviceMesh, or of the
-    world, and the second, which says what this rank has of `name`, is the same there. Else its own
-    exception where it failed, and on other ranks `error` that says which rank failed and how, or
-    has something else: they would wait for this rank in the next collective."""
+    """Runs `work` on every rank of a DeviceMesh, or of the world, and returns its first result. Its
+    second result describes what this rank has of `name`, and must be the same on all ranks. If a
+    rank fails it raises its own exception; the others raise `error`, which says which rank failed
+    and how, or what differs. Without it they would wait in the next collective."""
     result: Any = None
     own: Exception | None = None
     said = ""
     try:
         result, said = work()
-    except Exception as raised:  # what it is matters to no rank but this
+    except Exception as raised:  # the type matters only to this rank
         own = raised
     failed = None if own is None else f"{type(own).__name__}: {own}"
     found = gathered((said, failed), mesh)
@@ -71,8 +71,8 @@ def agreed(
 
 
 def gathered(said: _T, mesh: Any = None) -> list[tuple[int, _T]]:
-    """What each rank of the mesh, or of the world, says, with its number; this one's alone where
-    nothing is distributed."""
+    """Returns what each rank of the mesh, or of the world, says, with its number; only this rank's
+    if nothing is distributed."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

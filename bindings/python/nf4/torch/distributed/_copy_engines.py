@@ -1,5 +1,6 @@
-"""gather_by_copy_engines: FSDP2's all-gathers out of torch's symmetric memory. NCCL's kernels take
-SMs from those that compute, which are persistent and wait for the last one (docs/design/fsdp.md).
+"""gather_by_copy_engines: runs FSDP2's all-gathers as copies from torch's symmetric memory. NCCL's
+kernels take SMs from the compute kernels, which are persistent and wait for their last CTA
+(docs/design/fsdp.md).
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from nf4.errors import InvalidArgument, kind_of
 
 
 def gather_by_copy_engines(model: nn.Module, mesh: DeviceMesh) -> None:
-    """For all modules of a model that fully_shard was given: all-gathers become copies between
-    GPUs, which take no SMs. Results have the same bits.
+    """Turns the all-gathers of all modules that fully_shard was given into copies between GPUs,
+    which take no SMs. Results are bit-equal.
 
-    mesh  that fully_shard was given, of one dimension, whose GPUs reach each other's memory
-          (NVLink, one machine). Every rank of it calls this, before the first forward
+    mesh  the one-dimensional mesh that fully_shard was given. Its GPUs must reach each other's
+          memory (NVLink, one machine). All its ranks must call this before the first forward pass
 
-    Two buffers as large as the largest gathered module stay, in symmetric memory. Raises
-    InvalidArgument.
+    Two buffers of the size of the largest gathered module stay allocated, in symmetric memory.
+    Raises InvalidArgument.
     """
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
     sharded = [each for each in model.modules() if isinstance(each, FSDPModule)]
     if not sharded:
-        raise InvalidArgument("model has no module that is sharded; expected fully_shard before")
+        raise InvalidArgument("model has no module that is sharded; expected fully_shard first")
     if mesh.ndim != 1 or mesh.device_type != "cuda":
         raise InvalidArgument(
             f"mesh is {mesh}; expected the one of GPUs and one dimension that fully_shard was given"
@@ -45,21 +46,22 @@ def gather_by_copy_engines(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 class _CopyEngines(AllGather):
-    """Each rank's output is in symmetric memory: it copies its shard to its own place there, and
-    the others' shards out of their outputs."""
+    """All-gathers by copies. Each rank's output is in symmetric memory: the rank copies its shard
+    into its own output, and the other shards out of the other ranks' outputs."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        # With what was given of each. FSDP2 drops that once its streams wait for the last use.
+        # The outputs, with the tensor that was returned for each. FSDP2 drops that tensor once its
+        # streams wait for its last use.
         self._buffers: list[tuple[Tensor, weakref.ref[Tensor] | None]] = []
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """On every rank in the same order, so that all take the same buffer."""
+        """Every rank calls this in the same order, so that all use the same buffer."""
         needed = math.prod(map(int, size)) * dtype.itemsize
         free = [i for i, (_, given) in enumerate(self._buffers) if given is None or given() is None]
         fits = next((i for i in free if self._buffers[i][0].numel() >= needed), None)
         if fits is None:
-            torch.cuda.synchronize(device)  # the others', too, have left those that go
+            torch.cuda.synchronize(device)  # other ranks no longer read the freed ones
             self._buffers = [e for i, e in enumerate(self._buffers) if i not in free]
             made = symmetric_memory.empty(needed, dtype=torch.uint8, device=device)
             symmetric_memory.rendezvous(made, self._group)
@@ -84,12 +86,12 @@ class _CopyEngines(AllGather):
             )
         start = output_tensor.data_ptr()
         buffer = next(each for each, _ in self._buffers if each.data_ptr() == start)
-        memory: Any = symmetric_memory.rendezvous(buffer, self._group)  # which it remembers
+        memory: Any = symmetric_memory.rendezvous(buffer, self._group)  # torch caches it
         count = input_tensor.numel() * input_tensor.itemsize
         memory.barrier(channel=0)  # every rank's shard is in its place
         for step in range(1, memory.world_size):
             peer = (memory.rank + step) % memory.world_size
             shard = memory.get_buffer(peer, (count,), torch.uint8, peer * count)
             buffer[peer * count :][:count].copy_(shard)
-        memory.barrier(channel=1)  # nobody reads this rank's any more
+        memory.barrier(channel=1)  # no rank reads this output any more
         return None

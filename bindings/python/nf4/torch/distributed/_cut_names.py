@@ -1,5 +1,5 @@
-"""named_by_cut: a state_dict that torch.distributed.checkpoint saves and loads whole, of a model
-with layers that are cut for tensor parallelism."""
+"""named_by_cut: makes a state_dict of a model with cut layers (tensor parallelism) that
+torch.distributed.checkpoint saves and loads completely."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from nf4.torch.distributed._parallel_adapter import base_of
 
 
 def named_by_cut(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The same tensors as in a state_dict of the model, or of an optimizer as
-    torch.distributed.checkpoint.state_dict makes it (not flattened), with the rows or columns that
-    this rank has in the names of what belongs to layers that are cut:
+    """Returns the tensors of a state_dict of the model, or of an optimizer's as
+    torch.distributed.checkpoint.state_dict makes it (not flattened). The names of tensors of cut
+    layers say which rows or columns this rank has:
 
         "up_proj.weight" is "up_proj.weight[rows 0:14336 of 28672]"
 
-    Else every rank's part would have one name, and torch.distributed.checkpoint takes those for
-    copies of one tensor. Give this to its save and load, which fills the tensors and the
-    optimizer's numbers in place, and the state itself to load_state_dict. What was saved loads into
-    layers that are cut in the same way; of others the error names the first that is missing.
+    Otherwise all ranks' parts would have one name, and torch.distributed.checkpoint would take them
+    for copies of one tensor. Pass the result to its save and load. load fills the tensors and the
+    optimizer's numbers in place; then pass the original state_dict to load_state_dict. A saved
+    state loads into layers that are cut in the same way; for other cuts the error names the first
+    tensor that is missing.
 
-    Raises InvalidArgument, also for a name that is not of this model.
+    Raises InvalidArgument, also for a name that this model does not have.
     """
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
@@ -43,8 +44,8 @@ def named_by_cut(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
         name = in_state_dict(str(key)).removeprefix(prefix)
         if name.partition(".")[0] not in own:
             raise InvalidArgument(
-                f"state has {shown(key)}, which is no name of the model; expected its state_dict, "
-                f"or what get_optimizer_state_dict makes"
+                f"state has {shown(key)}, which is not a name in the model; expected its "
+                f"state_dict, or what get_optimizer_state_dict makes"
             )
         cut = next((cut for layer, cut in cuts.items() if name.startswith(layer)), "")
         return f"{key}{cut}" if cut else key
@@ -60,7 +61,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _cuts(model: nn.Module) -> dict[str, str]:
-    """What the names of cut layers begin with, and which parts these are."""
+    """Returns the prefixes of the names of cut layers, and which parts these layers have."""
     cuts = {}
     for name, module in _unwrapped(model).named_modules():
         base = base_of(module)
@@ -71,7 +72,7 @@ def _cuts(model: nn.Module) -> dict[str, str]:
 
 
 def _first_parts(model: nn.Module) -> set[str]:
-    """Of the model's names."""
+    """Returns the first parts of the model's names."""
     inner = _unwrapped(model)
     names = [name for name, _ in inner.named_modules()]
     names += [name for name, _ in inner.named_parameters()]

@@ -1,7 +1,7 @@
-"""Rows or columns of a 4-bit weight in memory, as a weight:
+"""cut: makes a weight of rows or columns of a 4-bit weight in memory:
 
 part = cut(weight, 0, [(0, 4096)])                       # rows 0..4095
-part = cut(weight, 0, [(0, 512), (8192, 8320)])          # of two projections in one weight
+part = cut(weight, 0, [(0, 512), (8192, 8320)])          # in two projections of one weight
 part = cut(weight, 1, [(4096, 8192)])                    # columns
 """
 
@@ -18,14 +18,14 @@ from nf4.weight import Weight, no_weight
 
 
 def cut(weight: Weight[Tensor], dim: int, ranges: Ranges) -> Weight[Tensor]:
-    """Rows (dim 0) or columns (dim 1) of a weight whose parts are tensors, in new memory, except
-    what all weights share and what a part needs whole.
+    """Returns rows (dim 0) or columns (dim 1) of a weight whose parts are tensors. They are in new
+    memory, except for tables that all weights share and parts that are needed whole.
 
-    Where a cut of an NF4 or FP4 weight falls inside a group of nested scales, the part's groups are
-    smaller, or its scales are float32 (NF4Cut.nested_blocksize). Of integers with act order, a
-    part of columns keeps all scales; one that nf4.reorder sorted is in the checkpoint's order.
+    If a cut of an NF4 or FP4 weight falls inside a group of nested scales, the part has smaller
+    groups, or float32 scales (NF4Cut.nested_blocksize). Columns of integers with act order keep all
+    scales; a weight that nf4.reorder sorted is cut in the checkpoint's order.
 
-    Raises InvalidArgument where a range does not begin and end with a block, a group, or a word.
+    Raises InvalidArgument if a range does not begin and end at a block, a group or a word.
     """
     if isinstance(weight, nf4.Int4Tensor):
         return _cut_int4(weight, dim, ranges)

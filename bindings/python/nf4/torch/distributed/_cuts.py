@@ -1,9 +1,9 @@
-"""Rows or columns of a 4-bit weight, cut out of its parts as they are stored: which elements of
-each a cut needs, and what the part is made of. No code of a weight is dequantized, and the part's
-values are those of the whole.
+"""Cuts rows or columns out of the stored parts of a 4-bit weight: computes which elements of each
+part a cut needs, and assembles the new weight. No code is dequantized, and the cut's values are
+those of the whole weight.
 
-A kind of weight has a Cut: NF4Cut (_cuts_nf4.py), Int4Cut (_cuts_int4.py). plan() reads nothing;
-assemble() takes what was read. cut() (_cut_weight.py) does both on a weight in memory.
+Each kind of weight has a Cut: NF4Cut (_cuts_nf4.py), Int4Cut (_cuts_int4.py). plan() reads nothing;
+assemble() takes what was read. cut() (_cut_weight.py) calls both on a weight in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ AXES = ("rows", "columns")
 
 
 class CutOf(NamedTuple):
-    """Which part of a weight a layer has: of its shape, rows (dim 0) or columns."""
+    """The part of a weight of this shape that a layer has: ranges of rows (dim 0) or columns (dim
+    1)."""
 
     shape: tuple[int, int]
     dim: int
@@ -31,21 +32,21 @@ class CutOf(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The elements of a stored part that a cut needs: of its elements in memory, seen as `view`,
-    these ranges along `dim`, one after another."""
+    """The elements of a stored part that a cut needs: these ranges along `dim`, one after another,
+    of the part's elements viewed as `view`."""
 
     view: tuple[int, ...]
     dim: int
     ranges: tuple[tuple[int, int], ...]
 
     def of(self, part: Tensor) -> Tensor:
-        """In new memory, [..., the ranges' sum, ...]."""
+        """Reads from a tensor into new memory, [..., the ranges' sum, ...]."""
         seen = part.reshape(self.view)
         pieces = [seen.narrow(self.dim, begin, end - begin) for begin, end in self.ranges]
         return torch.cat(pieces, self.dim)
 
     def runs(self) -> list[tuple[int, int]]:
-        """The same as ranges of the stored elements in order, (first, past the last)."""
+        """Returns the same as ranges (first, past the last) of the stored elements, in order."""
         inner = math.prod(self.view[self.dim + 1 :])
         step = self.view[self.dim] * inner
         outer = range(0, math.prod(self.view[: self.dim]) * step, step) if step else ()
@@ -56,17 +57,18 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Cut:
-    """What is read for a part of a weight, and what the part is made of.
+    """The reads for a cut of a weight, and the new weight's shape.
 
-    reads    by the parts' names; None: all of it. Parts that the weight has not are not there
-    shape    of the part, (rows, columns)
+    reads    what is read of each part, by name; None: all. Parts that the weight lacks have no
+             entry
+    shape    of the new weight, (rows, columns)
     """
 
     reads: dict[str, Read | None]
     shape: tuple[int, int]
 
     def narrowed(self, parts: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-        """What is read, of whole parts in memory."""
+        """Returns what is read, from whole parts in memory."""
         found = {}
         for name, read in self.reads.items():
             part = parts.get(name)
@@ -77,11 +79,11 @@ class Cut:
 def checked(
     shape: tuple[int, int], dim: int, ranges: Ranges
 ) -> tuple[tuple[tuple[int, int], ...], tuple[int, int]]:
-    """The ranges, and the shape of what they hold."""
+    """Checks the ranges. Returns them and the shape of what they hold."""
     if len(shape) != 2:
         raise InvalidArgument(f"weight is of shape {shape}; expected two dimensions")
     if dim not in (0, 1):
-        raise InvalidArgument(f"dim is {dim}; expected 0, of rows, or 1, of columns")
+        raise InvalidArgument(f"dim is {dim}; expected 0 for rows or 1 for columns")
     found = tuple((int(begin), int(end)) for begin, end in ranges)
     if not found or any(not 0 <= begin < end <= shape[dim] for begin, end in found):
         raise InvalidArgument(

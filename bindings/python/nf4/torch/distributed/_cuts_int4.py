@@ -19,15 +19,16 @@ _CODES_IN_A_WORD = 8
 
 
 class _Axis(NamedTuple):
-    """Along what a layout stores a part: the dimension of rows or columns, and how many of them an
-    element has."""
+    """How a layout stores a part along rows or columns: the dimension, and how many rows or columns
+    an element holds."""
 
     dim: int
     step: int
 
 
 def _axes(layout: Int4Layout, dim: int, group: int) -> dict[str, _Axis | None]:
-    """Of each part, for rows (dim 0) or columns in groups of `group`. None: all of it."""
+    """Returns the axis of each part, for rows (dim 0) or columns in groups of `group`. None: all of
+    it is needed."""
     by_row = layout == "compressed-tensors"
     if dim == 0:
         packed = {"awq": _Axis(1, _CODES_IN_A_WORD), "compressed-tensors": _Axis(0, 1)}
@@ -50,7 +51,7 @@ def _axes(layout: Int4Layout, dim: int, group: int) -> dict[str, _Axis | None]:
 
 @dataclass(frozen=True)
 class Int4Cut(Cut):
-    """Of an Int4Tensor. group_size: of the part."""
+    """A cut of an Int4Tensor. group_size: that of the new weight."""
 
     layout: Int4Layout
     group_size: int
@@ -67,8 +68,9 @@ class Int4Cut(Cut):
         zeros: bool,
         act_order: bool = False,
     ) -> Int4Cut:
-        """dim 0: rows; 1: columns. zeros, act_order: has the weight zero points, and a g_idx?
-        Raises InvalidArgument where a range does not begin and end with a group and a word."""
+        """Plans a cut. dim 0: rows; 1: columns. zeros, act_order: whether the weight has zero
+        points, and a g_idx. Raises InvalidArgument if a range does not begin and end at a group and
+        a word."""
         ranges, made = checked(shape, dim, ranges)
         shapes = int4_shapes(layout, shape, group_size)
         views = {name: getattr(shapes, name) for name in ("packed", "scales", "zeros")}
@@ -92,19 +94,20 @@ class Int4Cut(Cut):
                 )
             found = tuple((begin // step, -(-end // step)) for begin, end in ranges)
             reads[name] = Read(views[name], axis.dim, found)
-        int4_shapes(layout, made, size)  # or the layout has no such part
+        int4_shapes(layout, made, size)  # also a part that the layout lacks
         return cls(reads, made, layout, size)
 
     def assemble(self, parts: Mapping[str, Tensor | None]) -> nf4.Int4Tensor[Tensor]:
-        """The part, from what was read."""
+        """Makes the new weight from what was read."""
         return nf4.Int4Tensor(
             **parts, layout=self.layout, shape=self.shape, group_size=self.group_size
         )
 
 
 def _fits(ranges: Ranges, extent: int, step: int, is_packed: bool) -> bool:
-    """Does each range begin and end with an element that has `step`? The last may end anywhere
-    in a word of zeros, whose others are not read then, and at the end of the weight."""
+    """Tells if each range begins and ends at an element, which holds `step` rows or columns. The
+    last range may end anywhere in a word of zeros, the rest of which is not read then, and at the
+    end of the weight."""
     ends = list(itertools.accumulate(end - begin for begin, end in ranges))
     whole = [*(begin for begin, _ in ranges), *ends[:-1]]
     if is_packed and ranges[-1][1] != extent:
@@ -115,13 +118,14 @@ def _fits(ranges: Ranges, extent: int, step: int, is_packed: bool) -> bool:
 def _groups(
     shape: tuple[int, int], groups: int, cols: int, ranges: Ranges, act_order: bool
 ) -> tuple[int, int]:
-    """group_size of a part of so many columns, and that of the weight by which scales are cut; 0:
-    the part has all scales."""
+    """Returns the group_size of a cut with this many columns, and the group size by which scales
+    are cut; 0: the cut keeps all scales."""
     if groups <= 1:
         return -1, 0
     size = shape[1] // groups
     if act_order:
-        # The part's columns are of any group. Of its group_size only the number of groups counts.
+        # The cut's columns belong to any group. Its group_size only determines the number of
+        # groups.
         if cols % groups or cols // groups % _CODES_IN_A_WORD:
             raise InvalidArgument(
                 f"{named(1, ranges)} cannot be cut from a weight of shape {shape} with act order: "
@@ -130,7 +134,7 @@ def _groups(
         return cols // groups, 0
     if any(at % size for each in ranges for at in each):
         if len(ranges) == 1 and ranges[0][0] // size == (ranges[0][1] - 1) // size:
-            return -1, size  # within one group
+            return -1, size  # all within one group
         raise InvalidArgument(
             f"{named(1, ranges)} cannot be cut from a weight of shape {shape} and group_size "
             f"{size}: a cut is inside a group"

@@ -14,15 +14,15 @@ import nf4
 from nf4.errors import InvalidArgument
 from nf4.torch.distributed._cuts import Cut, Ranges, Read, checked, named
 
-# A nested group has this many scales at least: wgmma kernels take no fewer, and with fewer the
-# scales are hardly smaller than flat ones.
+# The smallest nested group, in scales: wgmma kernels take no fewer, and with fewer the scales are
+# hardly smaller than flat ones.
 _SMALLEST_NESTED = 8
 
 
 @dataclass(frozen=True)
 class NF4Cut(Cut):
-    """Of a QuantizedTensor. nested_blocksize, of the part: that of the weight, or less where the
-    cut falls inside its nested groups, or 0: the part's scales are made flat."""
+    """A cut of a QuantizedTensor. nested_blocksize: that of the new weight, which is the whole
+    weight's, or less if the cut falls inside its nested groups, or 0: the scales become flat."""
 
     blocksize: int
     nested_blocksize: int
@@ -37,8 +37,8 @@ class NF4Cut(Cut):
         dim: int,
         ranges: Ranges,
     ) -> NF4Cut:
-        """dim 0: rows; 1: columns. Raises InvalidArgument where a range does not begin and end
-        with a block."""
+        """Plans a cut. dim 0: rows; 1: columns. Raises InvalidArgument if a range does not begin
+        and end at a block."""
         ranges, made = checked(shape, dim, ranges)
         rows, cols = shape
         in_weight = f"a weight of shape {shape} and blocksize {blocksize}"
@@ -75,7 +75,7 @@ class NF4Cut(Cut):
     def assemble(
         self, parts: Mapping[str, Tensor | None], format: str, dtype: str = "fp32"
     ) -> nf4.QuantizedTensor[Tensor]:
-        """The part, from what was read. dtype: as in QuantizedTensor."""
+        """Makes the new weight from what was read. dtype: as in QuantizedTensor."""
         made = {**parts, "packed": parts["packed"].reshape(-1, 1)}
         made["absmax"] = absmax = parts["absmax"].reshape(-1)
         if self._whole_nested:
@@ -92,25 +92,25 @@ class NF4Cut(Cut):
     def _nested(
         self, absmax: Tensor, parts: Mapping[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """The parts of scales."""
+        """Returns the parts of the scales."""
         whole, code, offset = (
             parts[name] for name in ("nested_absmax", "nested_code", "nested_offset")
         )
-        read = self.reads["absmax"]  # and by the same read, where each block was
+        read = self.reads["absmax"]  # the same read of indices: each block's old place
         blocks = torch.arange(math.prod(read.view), device=absmax.device)
         group = read.of(blocks).reshape(-1)[:: self.nested_blocksize or 1] // self._whole_nested
         scales = whole.reshape(-1)[group]
         if self.nested_blocksize:
             return {"nested_absmax": scales}
-        # As nf4.h has it: the product is rounded, then the sum.
+        # nf4.h specifies this: the product is rounded, then the sum.
         flat = code.reshape(-1)[absmax.long()].float() * scales.float() + offset.float()
         none = dict.fromkeys(("nested_absmax", "nested_code", "nested_offset"))
         return {"absmax": flat, **none}
 
 
 def _nested_blocksize(whole: int, boundaries: Sequence[int], blocks_of_row: int) -> int:
-    """The most scales that have one second-level scale in the whole weight and in the part; 0 where
-    that are too few."""
+    """Returns the largest group of scales that has one second-level scale in the whole weight and
+    in the cut; 0 if that is too small."""
     if whole == 0:
         return 0
     size = math.gcd(whole, blocks_of_row, *boundaries)

@@ -1,4 +1,4 @@
-"""A quantized layer from its weight in a checkpoint: a rank reads what it has of it."""
+"""Fills a quantized layer from its weight in a checkpoint. A rank reads only its own part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nf4.torch.modules.nf4_weight import NF4Weight
 
 
 def fill_layer(layer: QuantizedModule, weight: Weight, checkpoint: Checkpoint) -> None:
-    """FormatError where the layer is of another kind, format, blocksize or shape."""
+    """Fills a layer. Raises FormatError if it is of another kind, format, blocksize or shape."""
     _require_alike(layer, weight)
     state = layer.state_dict()
     if layer.cut_of is not None:
@@ -38,7 +38,7 @@ def fill_layer(layer: QuantizedModule, weight: Weight, checkpoint: Checkpoint) -
         _fill_int4(layer, state, weight, checkpoint)
     else:
         _fill_nf4(layer, state, weight, checkpoint)
-    if getattr(layer, "weight_shape", None) is not None:  # of compressed-tensors
+    if getattr(layer, "weight_shape", None) is not None:  # only compressed-tensors has it
         layer.weight_shape.copy_(torch.tensor((layer.out_features, layer.in_features)))
 
 
@@ -48,7 +48,7 @@ def _require_alike(layer: QuantizedModule, weight: Weight) -> None:
         reason = f"it is in {weight.format}, but {type(layer).__name__} in the model"
         raise FormatError(weight.path, reason, weight.name)
     stored = {"format": weight.format, **weight.describe()}
-    # The part of a weight may have other groups of scales than the whole.
+    # A cut of a weight may have other groups of scales than the whole.
     names = ("layout",) if is_int4 else ("format", "blocksize")
     if layer.cut_of is None:
         names += ("group_size",) if is_int4 else ("nested_blocksize",)
@@ -83,19 +83,19 @@ def _fill_whole(layer: Any, weight: Weight, checkpoint: Checkpoint) -> None:
 
 
 def _take(layer: Any, read: nf4.Weight[Tensor]) -> None:
-    """Into the layer's memory."""
+    """Copies the parts into the layer's memory."""
     with torch.no_grad():
         if isinstance(layer, Int4Linear):
             parts = {part.name: getattr(read, part.name) for part in read.parts()}
             layer._load_weight(parts, assign=False)
             return
-        offset = read.nested_offset  # in the shapes that a layer has
+        offset = read.nested_offset  # the shapes that a layer has
         shaped = {} if offset is None else {"nested_offset": offset.reshape(())}
         packed = read.packed.reshape(-1, 1)
         layer._load_weight(dataclasses.replace(read, packed=packed, **shaped), assign=False)
 
 
-# The names that parts have in a checkpoint of bitsandbytes.
+# The names of the parts in a bitsandbytes checkpoint.
 _OF_BNB = {"packed": "", "nested_code": "nested_quant_map"}
 
 
@@ -135,7 +135,7 @@ def _int4_cut(of: CutOf, weight: Int4Weight, checkpoint: Checkpoint) -> Int4Cut:
 
 
 def _not_standard(weight: Weight) -> FormatError:
-    reason = f"its quant_map is not the table of {weight.format}; no other is computed with"
+    reason = f"its quant_map is not the table of {weight.format}; no other can be used"
     return FormatError(weight.path, reason, weight.name)
 
 
@@ -155,7 +155,7 @@ def _fill_nf4(
             _reading.fill(own, checkpoint.owner[info.name], info, as_bytes=not part)
     if weight.state.nested_blocksize:
         code = checkpoint.read(weight.parts["nested_quant_map"].name).view(np.float32)
-        # In memory of its own: layers may share the one that they have.
+        # The copy is in new memory, because layers may share the one that they have.
         layer.nested_code = torch.from_numpy(code).to(layer.nested_code.device)
         layer.nested_offset.fill_(weight.state.nested_offset)
     layer.dtype_before = weight.dtype

@@ -1,4 +1,4 @@
-"""Which module or tensor of a model a checkpoint's tensor is for."""
+"""Finds the module or tensor of a model that a checkpoint's tensor belongs to."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.bnb import STATE_MARK
 from nf4.checkpoint.quantization import config_path
+from nf4.torch._model_source import class_and_config
 from nf4.torch.distributed._cuts import Ranges
 from nf4.torch.modules.base import QuantizedModule
 
 if TYPE_CHECKING:
     from nf4.checkpoint.meta_model import LoadPlan
 
-# What wrappers put into the names of modules, and not, or not always, into those of a state_dict:
+# Parts that wrappers add to the names of modules, but not always to the names in a state_dict:
 # activation checkpointing, torch.compile, FSDP1.
 _NOT_IN_STATES = ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")
 _WRAPPERS = (*_NOT_IN_STATES, "base_layer", "original_module")  # the last two are of PEFT
@@ -24,19 +25,20 @@ _OF_PEFT = "base_model.model."
 
 
 def _plain(name: str) -> str:
-    """A name as it was before anything was wrapped."""
+    """Returns a name as it was before anything was wrapped."""
     return ".".join(p for p in name.removeprefix(_OF_PEFT).split(".") if p not in _WRAPPERS)
 
 
 def in_state_dict(name: str) -> str:
-    """A name of the model or of a state_dict without what not all of these have."""
+    """Returns a name of the model or of a state_dict without the parts that only some of them
+    have."""
     return ".".join(part for part in name.split(".") if part not in _NOT_IN_STATES)
 
 
 class Names(NamedTuple):
-    """`target` gives a model's name, without wrappers, of a checkpoint's tensor. `is_ignored` tells
-    whether the model's class says that a weight is none of its own. `begins` holds where a matrix
-    of an expert begins in the stack that transformers puts it into."""
+    """`target` returns the model's name, without wrappers, for a checkpoint's tensor. `is_ignored`
+    tells if the model's class ignores a weight. `begins` holds where an expert's matrix begins in
+    the stack into which transformers puts it."""
 
     target: Callable[[str], str]
     is_ignored: Callable[[str], bool]
@@ -57,19 +59,20 @@ class Names(NamedTuple):
         return cls(*_targets({*tensors, *layers}, checkpoint), layers, tensors)
 
     def layer(self, weight: str, file: str) -> QuantizedModule:
-        """Of a 4-bit weight. FormatError if the model has none."""
+        """Returns the layer of a 4-bit weight. Raises FormatError if the model has none."""
         found = self.layers.get(self.target(weight))
         if found is None:
             raise FormatError(file, f"the model has no {self.target(weight)} in 4 bits", weight)
         return found
 
     def tensor(self, name: str) -> Tensor | None:
-        """What the model has now for a dense tensor."""
+        """Returns the model's current tensor for a dense tensor of the checkpoint."""
         module, attribute = self.tensors.get(self.target(name), (None, ""))
         return None if module is None else getattr(module, attribute)
 
     def rows(self, name: str) -> Ranges | None:
-        """Those of a dense tensor that the model has; None: all. It is the bias of a cut layer."""
+        """Returns the rows of a dense tensor that the model has; None: all. Only the bias of a cut
+        layer has fewer."""
         module, _ = self.tensors.get(self.target(name), (None, ""))
         cut = module.cut_of if isinstance(module, QuantizedModule) else None
         return cut.ranges if cut is not None and cut.dim == 0 else None
@@ -78,8 +81,8 @@ class Names(NamedTuple):
 def _targets(
     known: set[str], checkpoint: Checkpoint
 ) -> tuple[Callable[[str], str], Callable[[str], bool], dict[str, tuple[int, int, int]]]:
-    """Of Names. The checkpoint's own names, where the model has them; else as transformers loads
-    them."""
+    """Returns target, is_ignored and begins of Names: the checkpoint's own names if the model has
+    them, else the names under which transformers loads them."""
     own = (lambda name: name), (lambda name: False)
     if all(name in known for name in _weights(checkpoint)):
         return *own, {}
@@ -87,14 +90,12 @@ def _targets(
         from nf4.checkpoint.meta_model import LoadPlan, build, model_class
 
         model_class(checkpoint.config)
-    except (ImportError, LookupError, TypeError):  # not a model of transformers
+    except (ImportError, LookupError, TypeError):  # no transformers model
         return *own, {}
-    from nf4.torch._model_source import class_and_config
-
     kind, config = class_and_config(checkpoint)
     try:
         plan = LoadPlan(build(kind, config))
-    except Exception as error:  # classes of models fail in their own ways
+    except Exception as error:  # model classes raise errors of any type
         reason = f"transformers cannot build the model: {' '.join(str(error).split())}"
         raise FormatError(config_path(checkpoint), reason) from None
 
@@ -109,8 +110,8 @@ def _targets(
 def _begins(
     plan: LoadPlan, known: set[str], checkpoint: Checkpoint
 ) -> dict[str, tuple[int, int, int]]:
-    """FormatError where the matrices of experts do not make up a stack that is dense in the
-    model."""
+    """Returns `begins` of Names. Raises FormatError if the matrices of experts do not make up a
+    stack that is dense in the model."""
     begins = {}
     shapes = {info.name: info.shape for _, info in checkpoint.tensors()}
     for full, stack in plan.stacks(shapes).items():
@@ -126,7 +127,7 @@ def _begins(
 
 
 def _weights(checkpoint: Checkpoint) -> Iterator[str]:
-    """The names of weights, dense or in 4 bits of bitsandbytes."""
+    """Yields the names of weights that are dense or in bitsandbytes' 4 bits."""
     for name in checkpoint.owner:
         if name.endswith(".weight"):
             yield name

@@ -30,11 +30,12 @@ from nf4.torch.modules.base import QuantizedModule
 
 
 class _Parallel:
-    """What both styles do to quantized layers; to others a style of torch does what it does."""
+    """The common part of both styles for quantized layers. torch's own style handles other
+    modules."""
 
     dim: int
     sections: tuple[int, ...] | None = None
-    layer_name = ""  # for errors, where plan_of knows it
+    layer_name = ""  # for errors; plan_of sets it
     _desired: tuple[Placement, ...]
     _after: Any  # the forward hook
 
@@ -68,7 +69,7 @@ class _Parallel:
     def _part_of(
         self, module: nn.Module, base: QuantizedLinear, mesh: DeviceMesh
     ) -> tuple[tuple[Ranges, Any], str]:
-        """This rank's, and what ranks must have in common. Nothing is changed yet."""
+        """Returns this rank's part, and what ranks must have in common. Nothing is changed yet."""
         if base.tensor_parallel is not None:
             raise InvalidArgument("layer is cut already; expected a whole one")
         found = part_of(base, mesh, self.dim, self.sections)
@@ -80,20 +81,21 @@ class _Parallel:
 
 
 class ColwiseParallel(_Parallel, style.ColwiseParallel):
-    """Each rank has its share of a layer's rows, out_features / world size of them, and of its
-    bias; y has so many columns. For NF4Linear and Int4Linear, and PEFT's LoRA layers around them;
-    other modules are cut by torch's style.
+    """Each rank has an equal share of a layer's rows, out_features / world size, and of its bias;
+    its y has as many columns. For NF4Linear and Int4Linear, and PEFT's LoRA layers around them.
+    torch's style cuts other modules.
 
     input_layouts, output_layouts, use_local_output
               as in torch.distributed.tensor.parallel.ColwiseParallel
-    sections  the out_features of projections that are fused in one layer, such as q, k and v: each
-              of them is cut, and y holds the shares one after another. y is of Shard(-1) and a
-              plain tensor then
+    sections  the out_features of projections that are fused in one layer, such as q, k and v. Each
+              of them is cut, and y holds the shares one after another. y must then be Shard(-1) and
+              a plain tensor
 
-    The layer stays one of its class, of the part's shape: its weight and scales are plain tensors,
-    and other ranks' parts are freed. Every rank must have the same weight, which is checked unless
-    parallelize_module has src_data_rank=None. Applying it raises InvalidArgument where ranks differ
-    or no cut exists: each share has to begin and end with blocks of the weight (docs/several-gpus).
+    The layer keeps its class and gets the part's shape: its weight and scales are plain tensors,
+    and the other ranks' parts are freed. Every rank must have the same weight; this is checked
+    unless parallelize_module has src_data_rank=None. Applying the style raises InvalidArgument if
+    ranks differ, or if no cut exists: each share must begin and end at a block of the weight
+    (docs/several-gpus).
     """
 
     dim = 0
@@ -123,9 +125,9 @@ class ColwiseParallel(_Parallel, style.ColwiseParallel):
 
 
 class RowwiseParallel(_Parallel, style.RowwiseParallel):
-    """Each rank has its share of a layer's columns, in_features / world size of them, and gets the
-    same share of x; the products are summed over the ranks in the dtype of y, and the bias is added
-    once. For the layers, and with the errors, of ColwiseParallel.
+    """Each rank has an equal share of a layer's columns, in_features / world size, and gets the
+    same share of x. The products are summed over the ranks in the dtype of y, and the bias is added
+    once. Layers and errors are as in ColwiseParallel.
 
     input_layouts, output_layouts, use_local_output
               as in torch.distributed.tensor.parallel.RowwiseParallel
@@ -145,11 +147,11 @@ _STYLES: dict[str, Any] = {
 
 
 def plan_of(model: nn.Module) -> dict[str, Any]:
-    """The styles of a transformers model's own tensor parallel plan, model.tp_plan, for its
-    quantized layers and LoRA layers around them, to be given to parallelize_module. Layers that are
-    not quantized stay whole on every rank. Of a PeftModel, it takes base_model.model. Raises
-    InvalidArgument for a model without a plan for quantized layers, or with a style for one that
-    there is not here."""
+    """Returns a plan for parallelize_module: the styles of a transformers model's own tensor
+    parallel plan, model.tp_plan, for its quantized layers and LoRA layers around them. Layers that
+    are not quantized stay whole on every rank. For a PeftModel, pass base_model.model. Raises
+    InvalidArgument for a model whose plan has no quantized layer, or has an unknown style for
+    one."""
     wanted = getattr(model, "tp_plan", None) or {}
     found: dict[str, Any] = {}
     for name, module in model.named_modules():

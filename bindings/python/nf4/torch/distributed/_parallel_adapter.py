@@ -1,7 +1,7 @@
-"""PEFT's LoRA layers around a quantized layer that is cut: with it, an adapter's A or B is.
+"""Cuts PEFT's LoRA layers around a quantized layer: A or B of an adapter is cut with the layer.
 
     column-wise    y = x W^T + s (x A^T) B^T with rows of W and B; A is whole
-    row-wise       the same with columns of W and A; B is whole. Sums are of y with the adapter
+    row-wise       the same with columns of W and A; B is whole. y with the adapter is summed
 
 The gradient of the whole half is summed over the ranks.
 """
@@ -28,7 +28,7 @@ def _is_adapted(module: nn.Module) -> bool:
 
 
 def base_of(module: nn.Module) -> QuantizedLinear | None:
-    """The quantized layer that a style is to cut; None if there is none."""
+    """Returns the quantized layer that a style is to cut; None if there is none."""
     if _is_adapted(module):
         module = module.get_base_layer()
     return module if isinstance(module, QuantizedLinear) else None
@@ -46,14 +46,14 @@ def require_served(module: nn.Module) -> None:
             )
         if a.weight.is_meta or b.weight.is_meta:
             raise InvalidArgument(
-                f"adapter {name!r} of {kind_of(module)} is on meta; expected it with its values "
+                f"adapter {name!r} of {kind_of(module)} is on meta; expected it to have values "
                 f"before its layer is cut: to_empty of lora_A and lora_B, then "
                 f"reset_lora_parameters({name!r}, True)"
             )
 
 
 def about(module: nn.Module) -> str:
-    """What ranks must have in common of the adapters of a LoRA layer."""
+    """Returns what the adapters of a LoRA layer must have in common on all ranks."""
     return "".join(
         f" with adapter {name!r} of r {module.r[name]}, {a.weight.dtype}, scaling "
         f"{module.scaling[name]}, A {_trained(a)}, B {_trained(module.lora_B[name])}"
@@ -68,8 +68,8 @@ def _trained(half: nn.Module) -> str:
 def cut_adapters(
     module: nn.Module, mesh: DeviceMesh, dim: int, ranges: Ranges, src_data_rank: int | None
 ) -> None:
-    """B with the rows of the layer (dim 0), or A with its columns; those of every adapter, which
-    are the rank's of the mesh that src_data_rank names, as torch's styles have it."""
+    """Cuts B with the rows of the layer (dim 0), or A with its columns, for every adapter. The
+    values are those of the rank that src_data_rank names, as in torch's styles."""
     base, group = module.get_base_layer(), mesh.get_group()
     for name in module.lora_A:
         halves = (module.lora_B[name], module.lora_A[name])
@@ -90,8 +90,8 @@ def cut_adapters(
 def hook_base(
     module: nn.Module, base: QuantizedLinear, before: Callable[..., Any], after: Callable[..., Any]
 ) -> None:
-    """What is done around the LoRA layer is done around its base layer when that is called by
-    itself, as after merge_and_unload()."""
+    """Runs the LoRA layer's hooks around its base layer when that is called by itself, as after
+    merge_and_unload()."""
     base.in_cut_adapter = False
     around = (
         base.register_forward_pre_hook(functools.partial(_unless_within, before)),
@@ -117,13 +117,13 @@ def _summed(group: Any, grad: Tensor) -> Tensor:
 
 
 def _require_summed(dim: int, module: nn.Module, _args: Any) -> None:
-    """A forward_pre_hook: is each whole half that is trained one whose gradient is summed?"""
+    """A forward_pre_hook that requires the gradient of each trained whole half to be summed."""
     if not torch.is_grad_enabled():
         return
     for name, half in (module.lora_A if dim == 0 else module.lora_B).items():
         if half.weight.requires_grad and not hasattr(half.weight, "nf4_summed"):
             raise InvalidArgument(
-                f"adapter {name!r} has a weight that it had not when its layer was cut, or that "
-                f"was frozen then, so that its gradient would not be summed over the ranks; "
-                f"expected adapters to be added before, and no fully_shard of their layers"
+                f"adapter {name!r} has a weight that was added after its layer was cut, or was "
+                f"frozen then, so that its gradient would not be summed over the ranks; expected "
+                f"adapters to be added before, and no fully_shard of their layers"
             )

@@ -1,5 +1,5 @@
-"""A quantized layer that keeps one rank's part of its weight, and what is done to x and y around
-its forward pass. The bits of a part are those of the whole (_cuts.py)."""
+"""Cuts a quantized layer to one rank's part of its weight, and handles x and y around its forward
+pass. A part is bit-equal to the same rows or columns of the whole (_cuts.py)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LAST: Layouts = (Shard(-1),)
 
 
 def share(extent: int, mesh: DeviceMesh, sections: tuple[int, ...] | None = None) -> Ranges | None:
-    """This rank's equal share of so many rows or columns, of each section for itself; None where
-    there are no equal ones."""
+    """Returns this rank's share of the rows or columns of each section; None if equal shares do not
+    exist."""
     world, rank = mesh.size(), mesh.get_local_rank()
     sections = (extent,) if sections is None else sections
     if any(size % world or size < world for size in sections):
@@ -42,8 +42,8 @@ def share(extent: int, mesh: DeviceMesh, sections: tuple[int, ...] | None = None
 def part_of(
     layer: QuantizedLinear, mesh: DeviceMesh, dim: int, sections: tuple[int, ...] | None = None
 ) -> tuple[Ranges, Any]:
-    """This rank's rows (dim 0) or columns (dim 1), and the weight that they are. Raises
-    InvalidArgument; the layer stays as it is."""
+    """Returns this rank's rows (dim 0) or columns (dim 1), and their weight. The layer stays as it
+    is. Raises InvalidArgument."""
     parts = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
     if any(isinstance(part, DTensor) for part in parts):
         raise InvalidArgument(
@@ -69,7 +69,7 @@ def part_of(
 
 
 def keep(layer: QuantizedLinear, dim: int, ranges: Ranges, part: Any) -> None:
-    """Leaves the layer its part, with the bias of its rows."""
+    """Gives the layer its part, with the bias of its rows."""
     layer.cut_of = CutOf((layer.out_features, layer.in_features), dim, ranges)
     layer.tensor_parallel = dim
     if isinstance(layer, NF4Linear):
@@ -88,8 +88,8 @@ def _named(spec: Any) -> str:
 
 
 def about(layer: QuantizedLinear, bytes_too: bool) -> str:
-    """What ranks must have in common: each computes with a part of its own layer. Waits for a GPU
-    where it says something of the bytes."""
+    """Returns what ranks must have in common, because each computes with a part of its own layer.
+    Waits for the GPU if that includes the bytes."""
     said = f"{type(layer).__name__}({_named(layer.spec)}, bias {layer.bias is not None})"
     tensors = [part for part in layer.parts().tensors if part is not None]
     if bytes_too and not any(part.is_meta for part in tensors):
@@ -98,7 +98,7 @@ def about(layer: QuantizedLinear, bytes_too: bool) -> str:
 
 
 def _sums(part: Tensor) -> int:
-    """Of all bytes, and again of some, which tells other orders apart."""
+    """Sums all bytes, and again a subset, which detects another order."""
     stored = part.detach().reshape(-1).view(torch.uint8)
     return int(stored.sum(dtype=torch.int64) + (stored[::7].sum(dtype=torch.int64) << 40))
 
@@ -125,9 +125,9 @@ def _has_grad(tensor: Tensor) -> bool:
 def input_of(
     layouts: Layouts, desired: Layouts, mesh: DeviceMesh, _layer: nn.Module, args: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """A forward_pre_hook: x as this rank multiplies it, a plain tensor. That of a whole x has a
-    gradient that is summed over the ranks. What need not be changed stays the same tensor, by which
-    siblings know each other."""
+    """A forward_pre_hook: makes x the plain tensor that this rank multiplies. The gradient of a
+    whole x is summed over the ranks. An x that needs no change stays the same tensor object, by
+    which siblings recognise it."""
     x, *rest = args
     plain = not isinstance(x, DTensor) and layouts == desired
     if plain and not (desired == _WHOLE and _has_grad(x)):
@@ -140,7 +140,7 @@ def input_of(
 def output_of(
     layouts: Layouts, local: bool, mesh: DeviceMesh, _layer: nn.Module, _args: Any, y: Tensor
 ) -> Tensor:
-    """A forward_hook: y, of which this rank has columns, in the layouts that are asked for."""
+    """A forward_hook: converts y, of which this rank has columns, to the requested layouts."""
     if local and layouts == LAST:
         return y
     y = _in_layouts(_distributed(y, mesh, LAST), layouts)
@@ -150,8 +150,8 @@ def output_of(
 def sum_of(
     layouts: Layouts, local: bool, mesh: DeviceMesh, layer: nn.Module, _args: Any, y: Tensor
 ) -> Tensor:
-    """A forward_hook: the sum over the ranks of y, in its dtype, in the layouts that are asked for,
-    and the bias, which is added once."""
+    """A forward_hook: sums y over the ranks in its dtype, converts it to the requested layouts, and
+    adds the bias once."""
     base = getattr(layer, "base_layer", layer)
     bias = base.bias
     bias = None if bias is None else bias.to(y.dtype)

@@ -1,4 +1,4 @@
-"""prepare: quantized layers as FSDP2 shards them."""
+"""prepare: makes quantized layers ready for FSDP2."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nf4.torch.modules.frozen_part import FrozenPart
 def prepare(model: nn.Module) -> list[str]:
     """Prepares all NF4Linear, NF4Experts, Int4Linear and Int4Experts in a model for fully_shard:
     codes and scales become tensors that look like frozen floats. fully_shard does this by itself
-    where nf4.torch is imported. Results and state_dict do not change; of a sharded layer the
-    state_dict has DTensors under the same keys.
+    where nf4.torch is imported. Results and state_dict do not change; the state_dict of a sharded
+    layer has DTensors under the same keys.
 
     Returns the names of the layers that were prepared. Raises InvalidArgument.
     """
@@ -29,7 +29,8 @@ def prepare(model: nn.Module) -> list[str]:
 def prepare_layers(
     modules: Iterable[nn.Module], ignored: Iterable[nn.Parameter] = ()
 ) -> list[QuantizedModule]:
-    """Those of the modules that are quantized layers and have no parts among the ignored."""
+    """Prepares those of the modules that are quantized layers and have no ignored parts, and
+    returns them."""
     left_alone, made = {id(each) for each in ignored}, {}
     prepared = []
     for layer in modules:
@@ -49,7 +50,8 @@ def prepare_layers(
 def _replace(
     layer: QuantizedModule, name: str, part: Tensor, made: dict[int, nn.Parameter]
 ) -> None:
-    """`made`: by the tensors that they are made of, which layers may share."""
+    """Replaces a layer's tensors by FrozenParts. `made`: the parts by their tensors, which layers
+    may share."""
     if id(part) not in made:
         made[id(part)] = nn.Parameter(FrozenPart(part.detach()), requires_grad=False)
     owner = layer._buffers if name in layer._buffers else layer._parameters
@@ -58,8 +60,8 @@ def _replace(
 
 @contextlib.contextmanager
 def buffers_as_parameters(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Within it, parts that are buffers of these modules are among their parameters, too: FSDP2
-    collects those. Outside of it no name has changed, to which FSDP2 holds itself."""
+    """A context in which the parts that are buffers of these modules are parameters too, because
+    FSDP2 collects parameters. Outside of it no name changes, on which FSDP2 relies."""
     listed = [
         (layer._parameters, name, part)
         for layer in modules

@@ -1,4 +1,4 @@
-"""A rank's part of a tensor, read from a safetensors file into memory that it has."""
+"""Reads a rank's part of a tensor from a safetensors file into existing memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from nf4.checkpoint import FormatError
 from nf4.checkpoint.header import TensorInfo
@@ -26,9 +25,9 @@ _DTYPES = {
 def runs_of_box(
     shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """The elements of a part of a tensor, row-major, as ranges of the tensor's (first, past the
-    last), ascending."""
-    whole = len(shape)  # dimensions from here on are whole
+    """Yields the elements of a box in a row-major tensor as ascending ranges (first, past the last)
+    of the tensor's elements."""
+    whole = len(shape)  # the box is whole in dimensions from here on
     while whole and (offsets[whole - 1], sizes[whole - 1]) == (0, shape[whole - 1]):
         whole -= 1
     if 0 in sizes:
@@ -48,7 +47,7 @@ def runs_of_box(
 def read_runs(
     file: SafetensorsFile, info: TensorInfo, runs: Iterable[tuple[int, int]], into: Tensor
 ) -> None:
-    """Ranges of elements, one after another, into host memory of the file's dtype."""
+    """Reads ranges of elements, one after another, into host memory of the file's dtype."""
     size = into.element_size()
     view = memoryview(into.view(-1).view(torch.uint8).numpy()) if into.numel() else memoryview(b"")
     done = 0
@@ -67,7 +66,7 @@ def dtype_of(file: SafetensorsFile, info: TensorInfo) -> torch.dtype:
 def read_part(
     file: SafetensorsFile, info: TensorInfo, read: Read | None, *, as_bytes: bool = False
 ) -> Tensor:
-    """What a cut (_cuts.py) needs of a weight's part, in host memory; None: all of it."""
+    """Reads what a cut (_cuts.py) needs of a weight's part into host memory; None: all of it."""
     stored = torch.uint8 if as_bytes else dtype_of(file, info)
     shape, runs = info.shape, [(0, info.elements)]
     if read is not None:
@@ -87,9 +86,9 @@ def fill(
     as_bytes: bool = False,
     rows: Ranges | None = None,
 ) -> None:
-    """Reads a tensor, or of a DTensor this rank's part. as_bytes: of codes, whatever dtype the file
-    calls them; else floats are cast to the dtype of `own`. rows: those of the file's that `own`
-    has. FormatError for another shape."""
+    """Reads a tensor, or this rank's part of a DTensor. as_bytes: these are codes, whatever their
+    dtype in the file; else floats are cast to the dtype of `own`. rows: the rows of the file's
+    tensor that `own` has. Raises FormatError for another shape."""
     stored = torch.uint8 if as_bytes else dtype_of(file, info)
     shape = (info.nbytes, 1) if as_bytes else info.shape
     if rows is not None:
@@ -114,8 +113,8 @@ def fill(
 
 
 def fill_box(own: Tensor, begin: Sequence[int], file: SafetensorsFile, info: TensorInfo) -> None:
-    """Reads a tensor that is a part of `own`, which has more dimensions before its own and begins
-    at `begin`, or of a DTensor what of that part this rank has."""
+    """Reads a tensor into the box of `own` that begins at `begin`; `own` may have more leading
+    dimensions. For a DTensor, reads what this rank has of that box."""
     stored = dtype_of(file, info)
     _require_dtype(own, stored, file, info)
     sizes = (*[1] * (own.dim() - len(info.shape)), *info.shape)
@@ -142,11 +141,11 @@ def _require_dtype(
 
 
 def parts_of(own: Tensor) -> list[tuple[Tensor, Sequence[int]]]:
-    """The memory that this rank has of a tensor, and where in it that begins."""
+    """Returns the local tensors that this rank has of a tensor, and where each begins in it."""
     own = own.detach()
-    if not isinstance(own, DTensor):
+    if not hasattr(own, "to_local"):  # not a DTensor, whose module takes seconds to import
         return [(own, (0,) * own.dim())]
     local = own.to_local()
-    # What torch.distributed.checkpoint asks a tensor, too. A rank outside of the mesh has none.
+    # torch.distributed.checkpoint calls this too. A rank outside of the mesh has no chunk.
     chunks = own.__create_chunk_list__() if local.numel() else []
     return [(local, chunk.offsets) for chunk in chunks]

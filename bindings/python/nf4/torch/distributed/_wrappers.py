@@ -1,4 +1,5 @@
-"""What runs around functions of torch.distributed, which come first (nf4/torch/_distributed.py).
+"""The wrappers around functions of torch.distributed (nf4/torch/_distributed.py). The wrapped
+function is the first argument.
 
 FSDP2   quantized layers are prepared before it collects parameters, and it finds the scales,
         which are buffers; ranks whose layers differ are named
@@ -22,7 +23,7 @@ from nf4.torch.modules.base import QuantizedModule
 
 
 def _layers(module: nn.Module) -> Iterator[tuple[str, QuantizedModule]]:
-    """All of ours, of experts too."""
+    """Yields all quantized layers and experts of libnf4."""
     for name, layer in module.named_modules(remove_duplicate=False):
         if isinstance(layer, QuantizedModule):
             yield name, layer
@@ -64,7 +65,7 @@ def param_group(
 
 
 def ignored_params(original: Callable[..., Any], root_module: nn.Module, *args: Any) -> Any:
-    """It is called first, before parameters are moved, broadcast or flattened."""
+    """torch calls this first, before parameters are moved, broadcast or flattened."""
     for _, layer in _layers(root_module):
         weight = layer._parameters.get("weight")
         if weight is not None and not weight.is_floating_point():
@@ -74,7 +75,7 @@ def ignored_params(original: Callable[..., Any], root_module: nn.Module, *args: 
 
 
 def ignored_buffer_names(original: Callable[..., Any], root_module: nn.Module, *args: Any) -> Any:
-    """Buffers of ours: those that no policy casts."""
+    """Adds libnf4's buffers to those that no mixed precision policy casts."""
     ours = {
         _clean(f"{name}.{buffer}".lstrip("."))
         for name, layer in _layers(root_module)
@@ -84,7 +85,7 @@ def ignored_buffer_names(original: Callable[..., Any], root_module: nn.Module, *
 
 
 def _clean(name: str) -> str:
-    """Without what wrappers put into it."""
+    """Returns a name without the parts that wrappers add."""
     try:
         from torch.distributed.fsdp._common_utils import clean_tensor_name
     except ImportError:

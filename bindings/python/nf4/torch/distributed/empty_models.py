@@ -1,4 +1,4 @@
-"""empty_model: a checkpoint's model on the meta device, its 4-bit layers as those of libnf4."""
+"""empty_model: makes a checkpoint's model on the meta device, with libnf4's 4-bit layers."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ def empty_model(
     dtype: DTypeLike | None = None,
     compute_dtype: DTypeLike | None = None,
 ) -> PreTrainedModel:
-    """The transformers model of a checkpoint without its memory: parameters are on torch's meta
-    device, and the 4-bit weights' layers are NF4Linear, NF4Experts and Int4Linear. Shard it, then
-    load_checkpoint: no process ever holds the whole model.
+    """Returns the transformers model of a checkpoint without its memory: parameters are on torch's
+    meta device, and layers with 4-bit weights are NF4Linear, NF4Experts and Int4Linear. Shard it,
+    then call load_checkpoint: no process ever holds the whole model.
 
     path    a directory with config.json and safetensors files of bitsandbytes, GPTQ, AWQ or
-            compressed-tensors, or dense ones. Only their headers are read, and of integers g_idx
-    dtype   "fp32", "fp16", "bf16" or torch's, of what is not quantized; by default that of
-            config.json
+            compressed-tensors, or dense ones. Only their headers, and g_idx and zero points of
+            integers, are read
+    dtype   "fp32", "fp16", "bf16" or torch's, for tensors that are not quantized; by default that
+            of config.json
     compute_dtype
-            of an NF4Linear; by default bnb_4bit_compute_dtype of config.json, else the dtype of x
+            as for NF4Linear; by default bnb_4bit_compute_dtype of config.json, else the dtype of x
 
     Buffers that no checkpoint has, such as inv_freq of rotary embeddings, have their values.
-    Siblings are joined as by nf4.torch.convert.
+    Siblings are joined as in nf4.torch.convert.
 
-    Raises nf4.checkpoint.FormatError for what breaks the format or contradicts the model;
-    InvalidArgument for arguments; and what transformers raises.
+    Raises nf4.checkpoint.FormatError for a checkpoint that breaks the format or contradicts the
+    model, InvalidArgument for wrong arguments, and transformers' own errors.
     """
     wanted = None if dtype is None else torch_dtype(dtype)
     computing = None if compute_dtype is None else torch_dtype(compute_dtype, "compute_dtype")
@@ -90,7 +91,7 @@ def _mark(model: PreTrainedModel, checkpoint: Checkpoint, stored: dict[str, Any]
 
 
 def compute_dtype_of(quantization_config: Mapping[str, Any]) -> torch.dtype | None:
-    """Returns the compute dtype that config.json gives; ValueError for what is none."""
+    """Returns the compute dtype that config.json gives. Raises ValueError if it is not one."""
     name = quantization_config.get("bnb_4bit_compute_dtype")
     if name is None:
         return None
@@ -112,8 +113,8 @@ def _skeleton(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrainedMo
 
 
 def _fill_buffers(module: nn.Module, owner: PreTrainedModel) -> None:
-    """Computes the buffers that no checkpoint has, as transformers does in from_pretrained. owner:
-    the nearest model around a module, which knows how."""
+    """Computes the buffers that no checkpoint has, as transformers' from_pretrained does. owner:
+    the nearest PreTrainedModel around a module, which knows how."""
     owner = module if hasattr(module, "_init_weights") else owner
     own = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
     lost = {name: each for name, each in own.items() if each is not None and each.is_meta}
@@ -136,8 +137,8 @@ def put_layers(
     weights: Mapping[str, Weight],
     compute_dtype: torch.dtype | None,
 ) -> dict[str, str]:
-    """Puts layers on meta into a dense model that is there, too. Returns their names in the model,
-    by the weights' names; those that the model's class ignores have none."""
+    """Puts layers on meta into a dense model on meta. Returns their names in the model, by the
+    weights' names; weights that the model's class ignores have none."""
     from nf4.checkpoint.meta_model import LoadPlan
     from nf4.torch._meta_layers import experts_on_meta, layer_on_meta, put_layer
 
@@ -165,7 +166,7 @@ def put_layers(
 
 
 def _require_both(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """The stacks of a module are computed together."""
+    """Requires all stacks of a module to be in 4 bits, because they are computed together."""
     for path, module in model.named_modules():
         kinds = {name: isinstance(getattr(module, name), NF4Experts) for name in names_of(module)}
         if any(kinds.values()) and not all(kinds.values()):

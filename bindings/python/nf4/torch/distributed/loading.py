@@ -1,4 +1,4 @@
-"""load_checkpoint: each rank's part of a checkpoint into a model that is sharded already."""
+"""load_checkpoint: reads each rank's part of a checkpoint into a model that is sharded already."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def load_checkpoint(
     *,
     device: torch.device | str | int | None = None,
 ) -> None:
-    """Fills a model from a checkpoint. Of what is sharded (by fully_shard, or parallelize_module)
-    each rank reads its own bytes and no others, so that none holds the whole model. Every rank
-    calls this, since they wait for each other.
+    """Fills a model from a checkpoint. Each rank reads only its own bytes of tensors that are
+    sharded (by fully_shard or parallelize_module), so that no rank holds the whole model. Every
+    rank must call this, because they wait for each other.
 
-    model   such as empty_model made and fully_shard sharded, or one that has memory. Layers in 4
-            bits must be of the checkpoint's format and blocksize. LoRA adapters of PEFT that are on
-            meta get the values that PEFT begins with, others keep theirs
+    model   a model that empty_model made and fully_shard sharded, for example, or one that has
+            memory. 4-bit layers must have the checkpoint's format and blocksize. PEFT's LoRA
+            adapters on meta get the values that PEFT begins with; others keep theirs
     path    a directory with safetensors files of bitsandbytes, GPTQ, AWQ or compressed-tensors, or
             dense ones; a file; or an index
-    device  where what is on meta gets memory; by default the CPU. What has memory stays where it is
+    device  where tensors on meta get memory; by default the CPU. Other tensors stay where they are
 
-    Raises, on every rank, nf4.checkpoint.FormatError for what breaks the format, contradicts the
-    model or is missing, also if only one rank finds it, and where ranks read different checkpoints;
-    InvalidArgument for arguments, and for what is on meta and in no checkpoint: buffers that are
-    not persistent, and adapters whose first values depend on the weight.
+    Raises on every rank, even if only one rank finds the fault. nf4.checkpoint.FormatError: the
+    checkpoint breaks the format, contradicts the model or is incomplete, or ranks read different
+    checkpoints. InvalidArgument: an argument is wrong, or a tensor on meta is in no checkpoint,
+    such as a buffer that is not persistent, or an adapter whose first values depend on the weight.
     """
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model is {kind_of(model)}; expected a torch.nn.Module")
@@ -59,14 +59,14 @@ def load_checkpoint(
 
 
 def load_alone(model: nn.Module, path: str | os.PathLike[str], device: torch.device | None) -> None:
-    """load_checkpoint by one process, which waits for no other."""
+    """Like load_checkpoint, for one process that waits for no other."""
     with contextlib.ExitStack() as stack:
         opened, _ = _open(path, stack)
         _fill(model, opened, device or torch.device("cpu"), _seed())
 
 
 def _seed() -> int:
-    """Of adapters; torch's generator goes on where it was."""
+    """Draws a seed for adapters, and leaves torch's generator where it was."""
     with torch.random.fork_rng(devices=[]):
         return int(torch.randint(2**62, ()))
 
@@ -76,7 +76,7 @@ class _Opened(NamedTuple):
     found: Survey
 
     def summary(self) -> str:
-        """Of tensors, dtypes and shapes; in words, with a digest of them."""
+        """Returns the tensors' dtypes and shapes in words, with a digest."""
         infos = sorted((i.name, i.dtype, i.shape) for _, i in self.checkpoint.tensors())
         digest = hashlib.sha256(repr(infos).encode()).hexdigest()[:8]
         kinds = sorted({_kind(weight) for weight in self.found.weights.values()})
@@ -90,7 +90,7 @@ def _kind(weight: Weight) -> str:
 
 
 def _open(path: str | os.PathLike[str], stack: contextlib.ExitStack) -> tuple[_Opened, str]:
-    """stack: what closes it, also where another rank fails."""
+    """Opens the checkpoint on every rank. stack: closes it, also if another rank fails."""
     checkpoint = stack.enter_context(Checkpoint(path))
     found = survey(checkpoint)
     require_loadable(checkpoint, found)
@@ -121,7 +121,7 @@ def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) ->
 def _require_sources(
     model: nn.Module, names: Names, opened: _Opened, adapters: list[_adapters.Untrained]
 ) -> None:
-    """Whether everything will have a value, before anything gets memory."""
+    """Requires that every tensor will get a value, before anything gets memory."""
     checkpoint, found = opened
     begun = {id(parameter) for each in adapters for _, _, parameter in each.tensors()}
     filled = {id(names.tensor(name)) for name in found.dense}
@@ -130,7 +130,7 @@ def _require_sources(
         if isinstance(source, str):
             if own.is_meta and id(own) not in begun:
                 raise InvalidArgument(
-                    f"{name} is on meta, and {source} is in no checkpoint; expected it with its "
+                    f"{name} is on meta, and {source} is in no checkpoint; expected a tensor with "
                     f"values"
                 )
         elif id(source) not in filled:
@@ -140,12 +140,12 @@ def _require_sources(
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, object]]:
-    """Parameters and buffers with their names, and where their values are from: the layer of a
-    4-bit weight, the tensor itself, or what else it is, in words."""
+    """Yields parameters and buffers with their names and the source of their values: the layer of a
+    4-bit weight, the tensor itself, or another source in words."""
     adapters: tuple[str, ...] = ()
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
-        # Of PEFT's layers: what an adapter has.
+        # PEFT's layers: the attributes of an adapter.
         names = (
             getattr(module, "adapter_layer_names", ()),
             getattr(module, "other_param_names", ()),
@@ -165,7 +165,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, object]]:
 
 
 def _give_memory(model: nn.Module, device: torch.device) -> None:
-    """To what is on meta; the same parameter in several places stays one."""
+    """Allocates tensors on meta. A parameter in several places stays one."""
     first: dict[int, nn.Parameter] = {}
     places = [
         (module, name, parameter)

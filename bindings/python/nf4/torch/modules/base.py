@@ -1,5 +1,5 @@
-"""What a module does whatever its quantized weight is made of: QuantizedModule, and QuantizedLinear
-of linear layers."""
+"""QuantizedModule and QuantizedLinear: the base classes of modules and linear layers, for weights
+of any kind."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ _OF_A_GROUP = ("_place", "_group", "_member")
 
 
 def torch_device(device: torch.device | str | int | None) -> torch.device | None:
-    """None is where torch makes tensors by default."""
+    """Returns the device; None is where torch makes tensors by default."""
     if device is None:
         return None
     try:
         return torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         why = str(error).splitlines()[0]
-        raise InvalidArgument(f"device is {shown(device)}; expected one of torch: {why}") from None
+        raise InvalidArgument(
+            f"device is {shown(device)}; expected a torch device: {why}"
+        ) from None
 
 
 def new_bias(
     wanted: bool, features: int, dtype: torch.dtype, device: torch.device | None
 ) -> nn.Parameter | None:
-    """Of zeros, if one is wanted."""
+    """Makes a bias of zeros; None if none is wanted."""
     if not isinstance(wanted, (bool, int, type(None))):
         raise InvalidArgument(f"bias is {kind_of(wanted)}; expected True or False")
     return nn.Parameter(torch.zeros(features, dtype=dtype, device=device)) if wanted else None
@@ -62,7 +64,7 @@ def dense_weight(linear: nn.Linear, allow_nonfinite: bool, instead: str = "") ->
 
 
 def require_memory(own: Tensor, given: Tensor) -> None:
-    """For what load_state_dict copies `given` to."""
+    """Requires the tensor that load_state_dict copies `given` to to have memory."""
     if own.is_meta and not given.is_meta:
         raise InvalidArgument(
             "the layer is on meta, where nothing can be copied to; expected "
@@ -71,17 +73,18 @@ def require_memory(own: Tensor, given: Tensor) -> None:
 
 
 class QuantizedModule(nn.Module):
-    """A module with a frozen, quantized weight. No cast reaches its buffers, which are scales:
-    .half() changes floats elsewhere alone. FSDP2 shards what sharded_parts names."""
+    """A module with a frozen, quantized weight. No cast changes its buffers, which are scales:
+    .half() changes only other floats. FSDP2 shards the attributes that sharded_parts names."""
 
-    # Which part of its weight a layer has that tensor parallelism has cut, for checkpoints.
+    # The part of its weight that a layer has which tensor parallelism has cut, for checkpoints.
     cut_of: CutOf | None = None
 
     def took_weight(self) -> None:
-        """Called once the module has a weight, which may be of another spec than before."""
+        """Called when the module has a new weight, which may have another spec."""
 
     def forget(self) -> None:
-        """What the module keeps beside its parts, and that holds their memory: they leave it."""
+        """Drops whatever else refers to the memory of the parts, before the module gives them
+        up."""
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
         self.forget()
@@ -90,7 +93,7 @@ class QuantizedModule(nn.Module):
         def moved(tensor: Tensor) -> Tensor:
             if id(tensor) not in scales or frozen_part.is_part(tensor):
                 return fn(tensor)
-            # As bytes, which are moved as floats are, and which nothing casts.
+            # Buffers pass as bytes, which are moved like floats but never cast.
             result = fn(tensor.reshape(-1).view(torch.uint8))
             return result.view(tensor.dtype).view(tensor.shape)
 
@@ -99,8 +102,8 @@ class QuantizedModule(nn.Module):
         return self
 
     def settle(self) -> None:
-        """Called once torch has set the module's tensors. Those that torch.inference_mode made are
-        replaced by others on the same memory, which can be trained later."""
+        """Called when torch has set the module's tensors. Tensors that torch.inference_mode made
+        are replaced by others on the same memory, which can be trained later."""
         for own in (self._parameters, self._buffers):
             for name, tensor in own.items():
                 if tensor is not None and not frozen_part.is_part(tensor) and tensor.is_inference():
@@ -115,21 +118,22 @@ class QuantizedModule(nn.Module):
         self.took_weight()
 
     def parts(self) -> Parts:
-        """The weight as it is now."""
+        """Returns the current weight."""
         raise NotImplementedError
 
     def sharded_parts(self) -> dict[str, str]:
-        """The attributes that FSDP2 shards, by the parts' names. Other parts are small: each rank
-        keeps them whole."""
+        """Returns the attributes that FSDP2 shards, by the parts' names. Each rank keeps the other
+        parts whole, which are small."""
         raise NotImplementedError
 
     def is_prepared(self) -> bool:
-        """Are the sharded parts what distributed.prepare makes of them?"""
+        """Tells if distributed.prepare has prepared the sharded parts."""
         *_, name = self.sharded_parts().values()
         return frozen_part.is_part(getattr(self, name))
 
     def require_unprepared(self) -> None:
-        """For what makes new codes: FSDP2 would drop them with the next reshard."""
+        """Raises InvalidArgument if the module is prepared. New codes would be lost with FSDP2's
+        next reshard."""
         if self.is_prepared():
             raise InvalidArgument(
                 "the layer is prepared for fully_shard, whose next all-gather brings the old codes "
@@ -138,8 +142,8 @@ class QuantizedModule(nn.Module):
             )
 
     def stored(self, name: str) -> Tensor | None:
-        """An attribute, or what it stores where distributed.prepare has made a FrozenPart of it.
-        Raises InvalidArgument while that is sharded."""
+        """Returns an attribute, or the stored tensor if distributed.prepare has made it a
+        FrozenPart. Raises InvalidArgument while it is sharded."""
         part = getattr(self, name)
         if isinstance(part, FrozenPart):
             return part.stored
@@ -151,12 +155,12 @@ class QuantizedModule(nn.Module):
         return part
 
     def _shown(self) -> dict[str, Tensor]:
-        """The sharded parts, by their names, as a state_dict has them: DTensors where sharded."""
+        """Returns the sharded parts by name, as a state_dict has them: DTensors if sharded."""
         names = self.sharded_parts().items()
         return {part: frozen_part.shown(getattr(self, name)) for part, name in names}
 
     def _load_parts(self, given: dict[str, Tensor | None], assign: bool | None) -> None:
-        """Takes over parts of a weight by the names of attributes. This layer is prepared."""
+        """Loads parts of a weight, by the names of attributes, into a prepared layer."""
         for name, tensor in given.items():
             own = getattr(self, name)
             frozen_part.require_like(name, own, tensor)
@@ -172,7 +176,7 @@ class QuantizedModule(nn.Module):
                 own.copy_(frozen_part.whole(tensor))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # FSDP2 sets the parts that it shards, or has gathered, as parameters: in their places.
+        # FSDP2 sets the parts that it shards or gathers as parameters, in these places.
         if type(value) is not nn.Parameter and isinstance(value, nn.Parameter):
             own = self._buffers if name in self._buffers else self._parameters
             own[name] = value
@@ -183,32 +187,34 @@ class QuantizedModule(nn.Module):
 
 
 class QuantizedLinear(QuantizedModule, nn.Linear):
-    """y = x W^T + bias, with a frozen W that is quantized.
+    """y = x W^T + bias, with a frozen, quantized W.
 
     A derived class holds the codes in the parameter `weight` or in a buffer, and the scales in
-    buffers; no cast reaches buffers. It has parts, plain_parts and dequantize, its constructors,
-    which call _take_bias, and the keys of its state_dict.
+    buffers, which no cast changes. It defines parts, plain_parts, dequantize, the keys of its
+    state_dict, and constructors that call _take_bias.
     """
 
-    # The dense weight's dtype, by our name; None: the scales' dtype.
+    # The dense weight's dtype, by libnf4's name; None: the scales' dtype.
     dtype_before: str | None = None
-    # By name: a dtype in a module has torch check its guards one by one (siblings.py).
+    # This is a name because a dtype in a module makes torch check its guards one by one
+    # (siblings.py).
     _compute_dtype: str | None
-    # The group, and the layer's place in it.
+    # The layer's group, and its place in the group.
     _siblings: tuple[Siblings, int] | None = None
-    # What a trace reads of them: the layer's place, and what the first of them knows of all. Not in
-    # the layer's state: a copy joins a group of its own.
+    # A trace reads these: the layer's place, and what the group's first layer knows of all. They
+    # are not in the layer's state, because a copy joins a group of its own.
     _place: int | None = None
     _group: dict[Any, Any] | None = None
     _member: Member | None = None
-    # What a style of nf4.torch.distributed has cut: 0, rows; 1, columns, the products with which
-    # are summed over the ranks before the bias is added.
+    # The dimension that a style of nf4.torch.distributed has cut. 0: rows. 1: columns; products are
+    # summed over the ranks before the bias is added.
     tensor_parallel: int | None = None
 
     @property
     def _distribute_module_applied(self) -> bool:
-        """By which torch's styles of tensor parallelism ask whether a layer is theirs already. They
-        would cut the bytes of the weight as if those were its rows. For others it is not there."""
+        """torch's tensor parallel styles look for this attribute to see if a layer is cut already.
+        Without it they would cut the weight's bytes as if they were rows. Other code does not find
+        it."""
         here = inspect.currentframe()
         caller = here.f_back if here is not None else None
         module = "" if caller is None else caller.f_globals.get("__name__", "")
@@ -222,7 +228,7 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
-        """What x and bias are cast to; None: the dtype of x. It may be set."""
+        """The dtype to which x and bias are cast; None: the dtype of x. It can be set."""
         return None if self._compute_dtype is None else getattr(torch, self._compute_dtype)
 
     @compute_dtype.setter
@@ -230,13 +236,13 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
         self._compute_dtype = None if dtype is None else str(dtype).removeprefix("torch.")
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x W^T + bias in the dtype of x, or autocast's. x and bias are of one dtype."""
+        """Returns x W^T + bias in the dtype of x, or autocast's. x and bias have one dtype."""
         return _operators.linear(x, bias, self.parts())
 
     def bias_in(self, dtype: torch.dtype) -> Tensor | None:
-        """The bias in a dtype, if the product is to have it."""
-        # torch.nn.Module looks for an attribute in three places before it comes to this one.
-        # DataParallel and parametrizations put a parameter elsewhere.
+        """Returns the bias in a dtype, or None if the product is not to include it."""
+        # torch.nn.Module looks for an attribute in three places before this one. DataParallel and
+        # parametrizations put a parameter elsewhere.
         parameters = self._parameters
         bias = parameters["bias"] if "bias" in parameters else self.bias
         if bias is None or self.tensor_parallel == 1:
@@ -245,12 +251,12 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
 
     @staticmethod
     def plain_parts(parameters: dict[str, Any], buffers: dict[str, Any], spec: Any) -> Parts | None:
-        """The weight of a layer with these parameters and buffers; None if it is elsewhere, or
-        sharded."""
+        """Returns the weight of a layer with these parameters and buffers; None if it is elsewhere,
+        or sharded."""
         raise NotImplementedError
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
-        """W, dense: [out_features, in_features]."""
+        """Returns the dense W, [out_features, in_features]."""
         raise NotImplementedError
 
     def _take_bias(
@@ -299,9 +305,9 @@ class QuantizedLinear(QuantizedModule, nn.Linear):
             group.join(place, self)
 
     def to_linear(self, dtype: DTypeLike | None = None) -> nn.Linear:
-        """A dense layer of W, in a dtype, by default that of the weight before it was quantized,
-        or of the scales of a checkpoint's integers. It shares the bias where that is of this dtype,
-        and has it cast elsewhere."""
+        """Returns a dense layer with W in this dtype; by default that of the weight before it was
+        quantized, or of the scales of a checkpoint's integers. It shares the bias if that has this
+        dtype, else it has a cast copy."""
         if self.tensor_parallel is not None:
             raise InvalidArgument("layer is cut for tensor parallelism; expected a whole one")
         dtype = self.dtype_before if dtype is None else dtype

@@ -1,11 +1,11 @@
-"""FrozenPart: a part of a quantized weight as FSDP2 shards it.
+"""FrozenPart: a part of a quantized weight, in a form that FSDP2 can shard.
 
-FSDP2 makes a Parameter of each rank's shard, and torch lets a Parameter of integers require no
-gradient, not even until FSDP2 says that it shall not. So a part looks like a float of its own size;
-what is stored, moved and all-gathered is the part itself. No cast reaches it.
+FSDP2 makes a Parameter of each rank's shard before it says that it requires no gradient, and torch
+refuses to make such a Parameter of integers. Therefore a part looks like a float tensor of its own
+element size; the part itself is what is stored, moved and all-gathered. No cast changes it.
 
-A part is cut along its first dimension by the rule of torch.chunk, wherever that falls: after the
-all-gather it is whole again. The all-gather's own output is the unsharded part; nothing is copied.
+A part is cut along its first dimension like torch.chunk, at any element, because it is whole again
+after the all-gather. The all-gather's own output is the unsharded part; nothing is copied.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from nf4.torch import _private
 from nf4.torch._replacing import found
 
 _aten = torch.ops.aten
-# Integers look like floats of their size, as torch counts a parameter's bytes by its dtype.
+# Integers look like floats of their size, because torch computes a parameter's bytes from its
+# dtype.
 _LOOKS = {torch.uint8: torch.float8_e4m3fn, torch.int32: torch.float32}
-# What tells nothing of values: these are run on the stored part. A torch may not have all.
+# Functions that do not depend on values run on the stored part. A torch may lack some.
 _STRUCTURE = {
     found(_aten, name)
     for name in (
@@ -38,9 +39,9 @@ _STRUCTURE = {
 
 
 class _PreAllGather(NamedTuple):
-    """What a rank sends: its rows, of as many as each rank has, as integers: a copy of floats would
-    change bytes that are a NaN's. FSDP2 asks for the signature in each all-gather, and Python takes
-    20 us to tell that of a method."""
+    """Returns what a rank sends: its rows, padded to the same number on each rank, as integers,
+    because copying floats would change the bits of NaNs. FSDP2 asks for the signature in each
+    all-gather, which takes Python 20 us for a method."""
 
     stored: Tensor
 
@@ -54,7 +55,7 @@ _PreAllGather.__signature__ = inspect.signature(_PreAllGather(torch.empty(0)))
 
 
 class FrozenPart(Tensor):
-    """Looks like a float tensor of the shape of `stored`, which is what it holds."""
+    """Looks like a float tensor of the shape of `stored`, the tensor that it holds."""
 
     stored: Tensor
 
@@ -72,7 +73,7 @@ class FrozenPart(Tensor):
         return made
 
     def requires_grad_(self, requires_grad: bool = True) -> FrozenPart:
-        """Nothing happens: a part has no gradient."""
+        """Does nothing, because a part has no gradient."""
         return self
 
     def __repr__(self, **_: Any) -> str:
@@ -96,7 +97,9 @@ class FrozenPart(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func not in _STRUCTURE:
-            raise NotImplementedError(f"{func} of a part of a quantized weight, which is not dense")
+            raise NotImplementedError(
+                f"{func} is called on a part of a quantized weight, which is not dense"
+            )
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "dtype"}
         mapped = _private.tree_map
         made = func(*mapped(_stored, args), **mapped(_stored, kwargs))
@@ -116,7 +119,8 @@ class FrozenPart(Tensor):
         *,
         out: Tensor | None = None,
     ) -> tuple[FrozenPart, tuple[Tensor, ...]] | None:
-        """The whole part. `out` is of the same memory, which FSDP2 frees and fills again."""
+        """Returns the whole part. `out` is on the same memory, which FSDP2 frees and fills
+        again."""
         return None if out is not None else (FrozenPart(gathered[0]), ())
 
 
@@ -141,7 +145,7 @@ def _padded(stored: Tensor, rows: int) -> Tensor:
 
 
 def is_part(tensor: Any) -> bool:
-    """Is it one, or a DTensor of one?"""
+    """Tells if a tensor is a FrozenPart or a DTensor of one."""
     return isinstance(_local(tensor), FrozenPart)
 
 
@@ -153,15 +157,15 @@ def _local(tensor: Any) -> Any:
 
 
 def shown(part: Tensor) -> Tensor:
-    """The part itself, as a DTensor of the same placements where it is sharded. Memory is
-    shared."""
+    """Returns the stored part, or a DTensor of it with the same placements if it is sharded. Memory
+    is shared."""
     if isinstance(part, FrozenPart):
         return part.stored.detach()
     return _of_local(part, part.to_local().stored.detach())
 
 
 def _of_local(like: Any, local: Tensor) -> Any:
-    from torch.distributed.tensor import DTensor  # as whoever made `like` has
+    from torch.distributed.tensor import DTensor  # whoever made `like` has imported it
 
     return DTensor.from_local(
         local,
@@ -174,7 +178,7 @@ def _of_local(like: Any, local: Tensor) -> Any:
 
 
 def _cut(like: Any, given: Tensor) -> Tensor:
-    """The rows of this rank, of a tensor that every rank has or that is sharded."""
+    """Returns this rank's rows of a tensor that every rank has whole or that is sharded."""
     if type(given) is type(like):
         return given.redistribute(like.device_mesh, like.placements).to_local()
     for dim, placement in enumerate(like.placements):
@@ -185,8 +189,8 @@ def _cut(like: Any, given: Tensor) -> Tensor:
 
 
 def require_like(name: str, own: Tensor | None, given: Tensor | None) -> None:
-    """For what is loaded in the place of `own`: is there such a part, of this shape, and, if it is
-    sharded, of this dtype? No copy may cast it."""
+    """Requires the tensor that replaces `own` to be there, with its shape and, for a FrozenPart,
+    its dtype, because no copy may cast it."""
     if own is None or given is None:
         what, expected = ("missing", "one") if given is None else ("given", "none")
         raise InvalidArgument(
@@ -206,8 +210,9 @@ def require_like(name: str, own: Tensor | None, given: Tensor | None) -> None:
 
 
 def load(part: Tensor, given: Tensor, assign: bool | None) -> nn.Parameter:
-    """The parameter with what `given` holds, which is whole or sharded: in its own memory, or with
-    `assign` of the memory of what is given, unless a rank would keep all of a whole tensor."""
+    """Returns the parameter with the content of `given`, which is whole or sharded. It is in the
+    parameter's own memory, or with `assign` on the memory of `given`, unless a rank would then keep
+    all of a whole tensor."""
     sharded = not isinstance(part, FrozenPart)
     is_view = sharded and type(given) is not type(part)
     given = _cut(part, given) if sharded else whole(given)
@@ -220,5 +225,5 @@ def load(part: Tensor, given: Tensor, assign: bool | None) -> nn.Parameter:
 
 
 def whole(given: Tensor) -> Tensor:
-    """A tensor that is not sharded."""
+    """Returns the tensor, gathered if it is sharded."""
     return given.full_tensor() if hasattr(given, "full_tensor") else given

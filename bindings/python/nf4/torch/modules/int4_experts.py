@@ -1,4 +1,4 @@
-"""Int4Experts: the weights of a stack of experts (mixture of experts) of 4-bit integers."""
+"""Int4Experts: the 4-bit integer weights of a stack of experts (mixture of experts)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _PARTS = ("packed", "scales", "zeros")
 
 
 class Int4Experts(QuantizedModule):
-    """y[i] = x[x_index[i]] W[e]^T + bias[e], for the expert e of each row of y, with frozen W of
-    4-bit integers. The forward pass of 16 bits makes no dense W, the backward pass does.
+    """y[i] = x[x_index[i]] W[e]^T + bias[e], where e is the expert of row i, with frozen 4-bit
+    integer W. In 16 bits the forward pass makes no dense W; the backward pass does.
 
     packed, scales, zeros
               buffers, the parts of an nf4.Int4Tensor of shape [experts, out_features, in_features];
-              None where symmetric weights have no zeros. No cast reaches them
+              None if symmetric weights have no zeros. No cast changes them
 
-    nf4.torch.load makes them of the matrices of each expert that a checkpoint has.
+    nf4.torch.load makes them from a checkpoint's matrices, one for each expert.
     """
 
-    __module__ = "nf4.torch.modules"  # where pickled modules look for it
+    __module__ = "nf4.torch.modules"  # pickled modules refer to it
 
     def __init__(self, weight: nf4.Int4Tensor[Tensor]) -> None:
-        """Around a weight of three dimensions whose parts are tensors; memory is shared."""
+        """Wraps a weight of three dimensions whose parts are tensors; memory is shared."""
         super().__init__()
         if not isinstance(weight, nf4.Int4Tensor) or len(weight.shape) != 3:
             raise no_weight("weight", weight, "an Int4Tensor of three dimensions")
@@ -59,7 +59,8 @@ class Int4Experts(QuantizedModule):
             destination.update({prefix + name: part for name, part in self._shown().items()})
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
-        """[experts, out_features, in_features], dense; by default in the dtype of the scales."""
+        """Returns the dense weights, [experts, out_features, in_features]; by default in the dtype
+        of the scales."""
         weight = self.parts().quantized()
         wanted = weight.scales.dtype if dtype is None else torch_dtype(dtype)
         return torch.stack([
@@ -69,7 +70,7 @@ class Int4Experts(QuantizedModule):
     def forward(
         self, x: Tensor, ends: Tensor, x_index: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
-        """As NF4Experts has it."""
+        """See NF4Experts.forward."""
         bias = bias if bias is None or bias.dtype == x.dtype else bias.to(x.dtype)
         weight = self.parts().quantized()
         return functional.linear_grouped(x, weight, ends, x_index=x_index, bias=bias)

@@ -1,5 +1,4 @@
-"""Int4Linear: a linear layer with a weight of 4-bit integers, as GPTQ, AWQ and compressed-tensors
-have it."""
+"""Int4Linear: a linear layer with a 4-bit integer weight of GPTQ, AWQ or compressed-tensors."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ from nf4.torch.modules.frozen_part import FrozenPart
 from nf4.typing import DTypeLike, Int4Layout
 from nf4.weight import no_weight
 
-_SHAPE = "weight_shape"  # beside those of compressed-tensors
+_SHAPE = "weight_shape"  # compressed-tensors also has this key
 
 
 def _zeros(
     layout: Int4Layout, shape: tuple[int, int], group_size: int, symmetric: bool,
     scales_dtype: torch.dtype, device: torch.device | None,
 ) -> nf4.Int4Tensor[Tensor]:  # fmt: skip
-    """A weight whose parts are zeros."""
+    """Returns a weight whose parts are zeros."""
     shapes = int4_shapes(layout, shape, group_size)
     has_zeros = not symmetric or layout != "compressed-tensors"
 
@@ -54,29 +53,29 @@ def _zeros(
 
 
 class Int4Linear(QuantizedLinear):
-    """y = x W^T + bias, with a frozen W of 4-bit integers. The forward pass makes no dense W.
+    """y = x W^T + bias, with a frozen 4-bit integer W. The forward pass makes no dense W.
 
-    layout    "gptq", "gptq_v2", "awq" or "compressed-tensors", which names the buffers as
-              checkpoints do, with the shapes that nf4.Int4Tensor says:
-              the first three      qweight, scales, qzeros, g_idx (awq has no g_idx)
-              compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx,
+    layout    "gptq", "gptq_v2", "awq" or "compressed-tensors", which names the buffers as in
+              checkpoints, with the shapes of nf4.Int4Tensor: the first three      qweight, scales,
+              qzeros, g_idx (awq has no g_idx) compressed-tensors   weight_packed, weight_scale,
+              weight_zero_point, weight_g_idx,
                                    weight_shape
-              One that the weight has not is None. No cast reaches them
+              A part that the weight lacks is None. No cast changes them
     group_size, bits
               columns that share a scale (-1: all), and 4
     bias      a Parameter [out_features], or None. It may be trained
     compute_dtype
               as for NF4Linear
 
-    from_linear, from_quantized and from_module make one. The constructor makes one of zeros, for
-    load_state_dict. Its state_dict has the keys of the layout's checkpoints: a g_idx that is
-    column / group_size is not kept in memory, and is written for GPTQ alone. Whether zeros are
-    those of "gptq" or "gptq_v2" cannot be told from a state_dict: config.json says it.
+    Make a layer with from_linear, from_quantized or from_module. The constructor makes a layer of
+    zeros, for load_state_dict. The state_dict has the keys of the layout's checkpoints. A g_idx
+    that is column / group_size is not kept in memory, and is written only for GPTQ. A state_dict
+    does not tell if its zeros are those of "gptq" or "gptq_v2"; config.json does.
 
-    For adapters see NF4Linear; merging one is refused.
+    For adapters see NF4Linear. They cannot be merged into an Int4Linear.
     """
 
-    __module__ = "nf4.torch.modules"  # where pickled layers look for it
+    __module__ = "nf4.torch.modules"  # pickled layers refer to it
     bits = 4
 
     def __init__(
@@ -106,15 +105,15 @@ class Int4Linear(QuantizedLinear):
         self._take_bias(new_bias(bias, out_features, dtype, device), out_features, compute_dtype)
 
     def adopt(self, weight: nf4.Int4Tensor[Tensor]) -> None:
-        """Takes over a weight whose parts are tensors, which are checked; memory is shared. Raises
+        """Takes over a weight whose parts are tensors, and checks them; memory is shared. Raises
         InvalidArgument."""
         if not isinstance(weight, nf4.Int4Tensor):
             raise no_weight("weight", weight, "an Int4Tensor")
-        parts = Int4Parts.of(weight)  # or a part is no tensor
-        if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
+        parts = Int4Parts.of(weight)  # raises if a part is not a tensor
+        if _torch.fault(weight.packed) is None:  # meta and fake tensors have one
             weight = _int4_columns.without_plain_g_idx(dataclasses.replace(weight, **parts.named()))
             parts = Int4Parts.of(weight)
-            prepare(weight)  # or a part is of the wrong size or type
+            prepare(weight)  # raises if a part has the wrong size or type
         self.spec, keys = parts.spec, KEYS[weight.layout]
         self.out_features, self.in_features = weight.shape
         for name, tensor in parts.named().items():
@@ -132,7 +131,7 @@ class Int4Linear(QuantizedLinear):
         *,
         compute_dtype: DTypeLike | None = None,
     ) -> Int4Linear:
-        """Around a weight whose parts are tensors; memory is shared. g_idx is checked. Raises
+        """Makes a layer of a weight whose parts are tensors; memory is shared. Checks g_idx. Raises
         InvalidArgument."""
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
@@ -153,8 +152,8 @@ class Int4Linear(QuantizedLinear):
         allow_nonfinite: bool = False,
     ) -> Int4Linear:
         """Quantizes the weight of a dense layer on its device, by rounding to nearest, and shares
-        the bias. allow_nonfinite: take NaN as 0 and Inf as the largest of its group. Raises what
-        nf4.quantize_int4 raises, and InvalidArgument for NaN and Inf."""
+        the bias. allow_nonfinite: quantize NaN as 0 and Inf as the largest value of its group.
+        Raises what nf4.quantize_int4 raises, and InvalidArgument for NaN and Inf."""
         weight = functional.quantize_int4(
             dense_weight(linear, allow_nonfinite),
             layout=layout,
@@ -168,8 +167,8 @@ class Int4Linear(QuantizedLinear):
 
     @classmethod
     def from_module(cls, layer: nn.Module) -> Int4Linear:
-        """Around the memory of a quantized linear layer of GPTQModel, AutoAWQ or
-        compressed-tensors, as nf4.torch.convert takes them. Raises InvalidArgument."""
+        """Makes a layer on the memory of a quantized linear layer of GPTQModel, AutoAWQ or
+        compressed-tensors that nf4.torch.convert accepts. Raises InvalidArgument."""
         weight, bias = _foreign_int4.weight_and_bias(layer)
         return cls.from_quantized(weight, bias).train(layer.training)
 
@@ -183,8 +182,8 @@ class Int4Linear(QuantizedLinear):
 
     @property
     def weight(self) -> Tensor:
-        """The bytes of the codes, under the name by which PEFT looks for a layer's device, and by
-        whose dtype some models know a 4-bit layer."""
+        """The bytes of the codes. PEFT reads a layer's device from this attribute, and some models
+        recognise a 4-bit layer by its dtype."""
         words = self._buffers[KEYS[self.spec.layout]["packed"]]
         return PackedWords.of(words) if type(words) is Tensor else words
 
@@ -217,19 +216,20 @@ class Int4Linear(QuantizedLinear):
 
     @property
     def quantized(self) -> nf4.Int4Tensor[Tensor]:
-        """The weight, for the functions of nf4 and nf4.torch. Memory is shared."""
+        """The weight, as nf4 and nf4.torch accept it. Memory is shared."""
         return self.parts().quantized()
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
-        """The weight, dense: [out_features, in_features]. dtype: by default that of the scales."""
+        """Returns the dense weight, [out_features, in_features]. dtype: by default that of the
+        scales."""
         return functional.dequantize(self.quantized, dtype)
 
     def reorder_(self) -> Int4Linear:
         """Sorts the columns of a weight with act order by their groups (nf4.reorder), so that
-        kernels read whole groups; without act order there is nothing to do. The memory of the
-        codes is new, and no longer that of the module that this layer was made of. The state_dict
-        stays that of the checkpoint: it sorts a copy back. Returns the layer. Raises
-        InvalidArgument for a layer that is prepared for fully_shard."""
+        kernels read whole groups. Without act order it does nothing. The codes get new memory,
+        which is no longer shared with the module that this layer was made of. The state_dict does
+        not change, because it sorts a copy back. Returns the layer. Raises InvalidArgument for a
+        layer that is prepared for fully_shard."""
         weight = self.quantized
         if weight.g_idx is not None:
             self.require_unprepared()
@@ -304,8 +304,9 @@ class Int4Linear(QuantizedLinear):
             raise InvalidArgument(f"{_SHAPE} is {stored.tolist()}; expected {shape}")
 
     def _load_weight(self, given: dict[str, Tensor], assign: bool | None) -> None:
-        """Takes over parts of a weight: the tensors (`assign`), or a copy in this layer's memory,
-        which CUDA graphs hold, or in new memory on this layer's device where there is none."""
+        """Takes over the parts of a weight. `assign`: the tensors themselves. Else copies them into
+        this layer's memory, which CUDA graphs refer to, or into new memory on this layer's device
+        if it has none."""
         if self.is_prepared():
             self._load_prepared(given, assign)
             return
@@ -339,7 +340,7 @@ class Int4Linear(QuantizedLinear):
             plain = _int4_columns.plain_g_idx(self.spec, index.device)
             if not torch.equal(index.to(plain.dtype), plain):
                 raise InvalidArgument(
-                    f"{keys['g_idx']} is of act order; expected none, as the layer that is sharded"
+                    f"{keys['g_idx']} has act order, but the sharded layer has none"
                 )
         self._load_parts({keys.get(name, name): part for name, part in parts.items()}, assign)
 
@@ -356,7 +357,8 @@ class Int4Linear(QuantizedLinear):
 
 
 def _copied(own: Tensor | None, given: Tensor, device: torch.device) -> Tensor:
-    """A tensor in memory of this layer's, where that is of the same kind."""
+    """Copies a tensor into this layer's memory if that has the same shape and dtype, else into new
+    memory."""
     if own is None or own.shape != given.shape or own.dtype != given.dtype:
         return given.to(device, copy=True)
     return own.copy_(given)

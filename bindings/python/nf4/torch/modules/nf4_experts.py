@@ -1,4 +1,4 @@
-"""NF4Experts: the weights of a stack of experts (mixture of experts) in 4 bits, NF4 or FP4."""
+"""NF4Experts: the NF4 or FP4 weights of a stack of experts (mixture of experts)."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 
 
 class NF4Experts(NF4Weight):
-    """y[i] = x[x_index[i]] W[e]^T + bias[e], for the expert e of each row of y, with frozen W in 4
-    bits. The forward pass of 16 bits makes no dense W.
+    """y[i] = x[x_index[i]] W[e]^T + bias[e], where e is the expert of row i, with frozen 4-bit W.
+    In 16 bits the forward pass makes no dense W.
 
     weight    the packed bytes of all experts, a Parameter uint8 [ceil(E * N * K / 2), 1]
     absmax, nested_absmax, nested_code, nested_offset
-              the scales, as in nf4.QuantizedTensor; None where the weight is flat
+              the scales, as in nf4.QuantizedTensor; the nested ones are None if the weight is flat
 
-    E experts of N x K elements each are one weight of shape [E, N, K], in which N * K is a multiple
-    of the blocksize, so that each expert begins with a block. The rows of y are sorted by expert.
+    E experts of N x K elements are one weight of shape [E, N, K]. N * K is a multiple of the
+    blocksize, so that each expert begins with a block. The rows of y are sorted by expert.
 
-    from_dense and from_quantized make one. The constructor makes one of zeros, for load_state_dict.
-    Its state_dict has the keys of an NF4Linear, for a weight of three dimensions.
+    Make a module with from_dense or from_quantized. The constructor makes a module of zeros, for
+    load_state_dict. The state_dict has the keys of an NF4Linear's, for a weight of three
+    dimensions.
     """
 
-    __module__ = "nf4.torch.modules"  # where pickled modules look for it
+    __module__ = "nf4.torch.modules"  # pickled modules refer to it
 
-    # What PEFT's adapters add, for the time of a forward (nf4/torch/peft/experts.py).
+    # The adapter that PEFT adds during a forward pass (nf4/torch/peft/experts.py).
     adapters: tuple[ExpertAdapter, ...] = ()
 
     _of_dense = "NF4Experts.from_dense"
@@ -66,8 +67,8 @@ class NF4Experts(NF4Weight):
 
     @classmethod
     def from_quantized(cls, weight: nf4.QuantizedTensor[Tensor]) -> NF4Experts:
-        """Around a weight of three dimensions whose parts are tensors; memory is shared. Raises
-        InvalidArgument."""
+        """Makes a module of a weight of three dimensions whose parts are tensors; memory is shared.
+        Raises InvalidArgument."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._take_weight(weight)
@@ -106,7 +107,7 @@ class NF4Experts(NF4Weight):
 
     @staticmethod
     def require_shape(shape: tuple[int, ...], blocksize: int) -> None:
-        """Each expert begins with a block."""
+        """Requires each expert to begin with a block."""
         if len(shape) != 3:
             raise InvalidArgument(
                 f"weight is of shape {shown(shape)}; expected 3 dimensions: experts, rows and "
@@ -133,8 +134,8 @@ class NF4Experts(NF4Weight):
         x_index: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """[m, out_features] in the dtype of x, or autocast's; rows behind the last end are
-        unspecified. Arguments as those of nf4.torch.linear_grouped; the bias is cast."""
+        """Returns [m, out_features] in the dtype of x, or autocast's; rows past the last end are
+        unspecified. Takes the arguments of nf4.torch.linear_grouped, and casts the bias."""
         require_tensor("x", x)
         require_tensor("ends", ends)
         if bias is not None and bias.dtype != x.dtype:
@@ -148,7 +149,7 @@ class NF4Experts(NF4Weight):
         return y
 
     def _made(self, parts: WeightParts) -> nf4.QuantizedTensor[Tensor] | None:
-        """The parts as a QuantizedTensor, which is kept while their memory stays where it is."""
+        """Returns the parts as a QuantizedTensor, which is cached until their memory moves."""
         if _torch.fault(parts.packed) is not None:  # meta and fake tensors have no memory
             return None
         places = [None if part is None else part.data_ptr() for part in parts.tensors]

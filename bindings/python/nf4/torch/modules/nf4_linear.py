@@ -1,4 +1,4 @@
-"""NF4Linear: a linear layer with a weight in 4 bits, NF4 or FP4."""
+"""NF4Linear: a linear layer with an NF4 or FP4 weight."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from nf4.typing import DTypeLike, FormatName
 
 
 class NF4Linear(NF4Weight, QuantizedLinear):
-    """y = x W^T + bias, with a frozen W in 4 bits. The forward pass makes no dense W.
+    """y = x W^T + bias, with a frozen 4-bit W. The forward pass makes no dense W.
 
     weight    the packed bytes, a Parameter uint8 [ceil(out_features * in_features / 2), 1]
     absmax, nested_absmax, nested_code, nested_offset
-              the scales, as in nf4.QuantizedTensor; None where the weight is flat. No cast
-              reaches them: .half() changes the bias alone
+              the scales, as in nf4.QuantizedTensor; the nested ones are None if the weight is flat.
+              No cast changes them: .half() changes only the bias
     bias      a Parameter [out_features], or None. It may be trained
     compute_dtype
-              "fp32", "fp16", "bf16" or torch's: x and bias are cast to it, and y back to the dtype
-              of x. None: the dtype of x. Under torch.autocast its dtype is used instead
+              "fp32", "fp16", "bf16" or torch's: x and bias are cast to it, and y is cast back to
+              the dtype of x. None: the dtype of x. Under torch.autocast, autocast's dtype is used
+              instead
 
-    from_linear, from_quantized and from_bitsandbytes make one. The constructor makes one of zeros,
-    for load_state_dict. Its state_dict has the keys of bitsandbytes' Linear4bit, and it loads those
-    of a Linear4bit. A Linear4bit's own load_state_dict takes no quantized weight, but transformers'
-    from_pretrained does: for that the saved model's quantization_config must name
-    bnb_4bit_compute_dtype, which no state_dict holds. Without it the reloaded model computes in
-    fp32.
+    Make a layer with from_linear, from_quantized or from_bitsandbytes. The constructor makes a
+    layer of zeros, for load_state_dict. The state_dict has the keys of bitsandbytes' Linear4bit,
+    and a Linear4bit's can be loaded. A Linear4bit's own load_state_dict accepts no quantized
+    weight, but transformers' from_pretrained does. For that the saved model's quantization_config
+    must name bnb_4bit_compute_dtype, which no state_dict holds; without it the reloaded model
+    computes in fp32.
 
-    PEFT puts adapters beside it as beside any torch.nn.Linear, and nf4.torch makes one product of
-    both (nf4/torch/peft). Merging an adapter quantizes the sum again.
+    PEFT adds adapters to it as to any torch.nn.Linear, and nf4.torch fuses the layer's product with
+    the adapter's (nf4/torch/peft). Merging an adapter quantizes the sum again.
     """
 
-    __module__ = "nf4.torch.modules"  # where pickled layers look for it
+    __module__ = "nf4.torch.modules"  # pickled layers refer to it
 
     _of_dense = "NF4Linear.from_linear"
 
@@ -105,8 +106,8 @@ class NF4Linear(NF4Weight, QuantizedLinear):
         *,
         compute_dtype: DTypeLike | None = None,
     ) -> NF4Linear:
-        """Around a weight of two dimensions whose parts are tensors; memory is shared. Raises
-        InvalidArgument."""
+        """Makes a layer of a weight of two dimensions whose parts are tensors; memory is shared.
+        Raises InvalidArgument."""
         return cls._of(weight, bias, compute_dtype)
 
     @classmethod
@@ -121,8 +122,8 @@ class NF4Linear(NF4Weight, QuantizedLinear):
         allow_nonfinite: bool = False,
     ) -> NF4Linear:
         """Quantizes the weight of a dense layer on its device, and shares the bias.
-        allow_nonfinite: take NaN as 0 and Inf as the largest of its block. Raises what nf4.quantize
-        raises, and InvalidArgument for NaN and Inf."""
+        allow_nonfinite: quantize NaN as 0 and Inf as the largest value of its block. Raises what
+        nf4.quantize raises, and InvalidArgument for NaN and Inf."""
         weight = functional.quantize(
             dense_weight(linear, allow_nonfinite, ": from_bitsandbytes takes a Linear4bit"),
             format=format,
@@ -133,8 +134,8 @@ class NF4Linear(NF4Weight, QuantizedLinear):
 
     @classmethod
     def from_bitsandbytes(cls, layer: nn.Linear) -> NF4Linear:
-        """Around the memory of a quantized bitsandbytes Linear4bit. Only scales in 16 bits are
-        copied. Raises InvalidArgument."""
+        """Makes a layer on the memory of a quantized bitsandbytes Linear4bit. Only 16-bit scales
+        are copied. Raises InvalidArgument."""
         packed = getattr(layer, "weight", None)
         state = getattr(packed, "quant_state", None) or getattr(layer, "quant_state", None)
         if not isinstance(layer, nn.Linear) or state is None:

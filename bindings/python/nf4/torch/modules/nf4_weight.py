@@ -1,4 +1,4 @@
-"""NF4Weight: what NF4Linear and NF4Experts have in common, a weight in NF4 or FP4."""
+"""NF4Weight: the common base of NF4Linear and NF4Experts, with an NF4 or FP4 weight."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def zeros(
     dtype: str,
     device: torch.device | None,
 ) -> nf4.QuantizedTensor[Tensor]:
-    """A weight whose parts are zeros."""
+    """Returns a weight whose parts are zeros."""
     counts = nf4.sizes(shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize)
     nested = nested_blocksize != 0
 
@@ -54,7 +54,7 @@ def zeros(
 
 
 class _Key:
-    """Of state_dict: an attribute for each name that may follow."""
+    """A key of the state_dict, with an attribute for each name that may follow."""
 
     def __getattr__(self, name: str) -> _Key:
         if name.startswith("_"):
@@ -63,20 +63,20 @@ class _Key:
 
 
 class NF4Weight(QuantizedModule):
-    """A module with a frozen weight in 4 bits, of the parts and keys that NF4Linear describes."""
+    """A module with a frozen 4-bit weight. NF4Linear describes its parts and keys."""
 
     spec: Spec
     dtype_before: str
-    # What makes one of a dense weight, for messages.
+    # Messages name this as the way to make a module of a dense weight.
     _of_dense: str
 
     @staticmethod
     def require_shape(shape: tuple[int, ...], blocksize: int) -> None:
-        """InvalidArgument for a weight that the module cannot have."""
+        """Raises InvalidArgument for a weight that the module cannot have."""
         raise NotImplementedError
 
     def _take_sizes(self, shape: tuple[int, ...]) -> None:
-        """The attributes that are the weight's sizes."""
+        """Sets the attributes that hold the weight's sizes."""
         raise NotImplementedError
 
     def _take_weight(self, weight: nf4.QuantizedTensor[Tensor]) -> None:
@@ -85,13 +85,13 @@ class NF4Weight(QuantizedModule):
         self.require_shape(weight.shape, weight.blocksize)
         if weight.codebook is not None:
             raise InvalidArgument("codebook is given; a layer has its format's own")
-        parts = WeightParts.of(weight)  # or a part is no tensor
-        if _torch.fault(weight.packed) is None:  # which meta and fake tensors have
-            prepare(dataclasses.replace(weight, **parts.named()))  # or a part is not as it should
+        parts = WeightParts.of(weight)  # raises if a part is not a tensor
+        if _torch.fault(weight.packed) is None:  # meta and fake tensors have one
+            prepare(dataclasses.replace(weight, **parts.named()))  # raises if a part is wrong
         self.spec, self.dtype_before = parts.spec, weight.dtype
         self._take_sizes(weight.shape)
         packed = _state.bytes_of(parts.packed)
-        self._buffers.pop("weight", None)  # under FSDP1 it is one
+        self._buffers.pop("weight", None)  # it is a buffer under FSDP1
         self.register_parameter("weight", PackedCodes(packed))
         for name in SCALES:
             self.register_buffer(name, getattr(parts, name), persistent=False)
@@ -100,7 +100,7 @@ class NF4Weight(QuantizedModule):
     def settle(self) -> None:
         super().settle()
         weight = self._parameters.get("weight")
-        if type(weight) is nn.Parameter:  # which torch makes of a weight on meta
+        if type(weight) is nn.Parameter:  # torch makes this of a weight on meta
             self._parameters["weight"] = PackedCodes(weight)
 
     @property
@@ -117,18 +117,18 @@ class NF4Weight(QuantizedModule):
 
     @property
     def quantized(self) -> nf4.QuantizedTensor[Tensor]:
-        """The weight, for the functions of nf4 and nf4.torch. Memory is shared."""
+        """The weight, as nf4 and nf4.torch accept it. Memory is shared."""
         return self.parts().quantized(self.dtype_before)
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Tensor:
-        """The weight, dense, of its shape: [out_features, in_features], of experts [experts,
-        out_features, in_features]. dtype: by default that of the weight before it was quantized."""
+        """Returns the dense weight, [out_features, in_features], or [experts, out_features,
+        in_features] for experts. dtype: by default that of the weight before it was quantized."""
         return functional.dequantize(self.quantized, dtype)
 
     def requantize(self, weight: Tensor) -> None:
-        """Takes a dense weight of its shape, in the format that it has, on its device. Raises what
-        nf4.quantize raises, and InvalidArgument for NaN and Inf, which four bits do not show, and
-        for one that is prepared for fully_shard."""
+        """Replaces the weight by quantizing a dense weight of its shape, in its format, on its
+        device. Raises what nf4.quantize raises, and InvalidArgument for NaN and Inf, which 4 bits
+        cannot store, and for a module that is prepared for fully_shard."""
         self.require_unprepared()
         if tuple(weight.shape) != self.spec.shape:
             raise InvalidArgument(
@@ -145,7 +145,7 @@ class NF4Weight(QuantizedModule):
         self._take_weight(dataclasses.replace(made, dtype=self.dtype_before))
 
     def parts(self) -> WeightParts:
-        # As in QuantizedLinear.bias_in: the layer's tensors as they are now, in the shortest way.
+        # This is the fastest way to the layer's current tensors, like QuantizedLinear.bias_in.
         made = self.plain_parts(self._parameters, self._buffers, self.spec)
         return self._prepared_parts() if made is None else made
 
@@ -153,8 +153,8 @@ class NF4Weight(QuantizedModule):
     def plain_parts(
         parameters: dict[str, Any], buffers: dict[str, Any], spec: Spec
     ) -> WeightParts | None:
-        """The weight of a module with these parameters and buffers; None if it is elsewhere, or
-        sharded."""
+        """Returns the weight of a module with these parameters and buffers; None if it is
+        elsewhere, or sharded."""
         if "weight" not in parameters:
             return None
         packed, absmax = parameters["weight"], buffers["absmax"]
@@ -179,8 +179,8 @@ class NF4Weight(QuantizedModule):
     def _prepared_parts(self) -> WeightParts:
         return WeightParts(*map(self.stored, ("weight", *SCALES)), None, self.spec)
 
-    # torch.distributed.checkpoint.state_dict follows the names in a key, "weight.absmax", from
-    # attribute to attribute, and has a module name another to begin with.
+    # torch.distributed.checkpoint.state_dict resolves the names in a key, "weight.absmax", from
+    # attribute to attribute, and lets a module name another object to begin with.
     _keys = _Key()
 
     def _fqn_modifiers(self) -> dict[str, str]:
@@ -226,7 +226,7 @@ class NF4Weight(QuantizedModule):
         consumed = {f"{name}.{key}".rstrip(".") for key in loaded.keys}
         rest = {key: value for key, value in state_dict.items() if key not in consumed}
         absent: list[str] = []
-        # First, as it calls the hooks, such as FSDP2's that shards the weight again.
+        # This comes first because it calls hooks, such as FSDP2's, which shards the weight again.
         super()._load_from_state_dict(
             rest, prefix, local_metadata, strict, absent, unexpected_keys, error_msgs
         )
@@ -240,8 +240,9 @@ class NF4Weight(QuantizedModule):
             error_msgs.append(f"{prefix.rstrip('.')}: {error}")
 
     def _load_weight(self, weight: nf4.QuantizedTensor[Tensor], assign: bool | None) -> None:
-        """Takes over a weight: its tensors (`assign`), or a copy in this layer's memory, which CUDA
-        graphs hold, or in new memory on this layer's device where it does not fit."""
+        """Takes over a weight. `assign`: its tensors themselves. Else copies it into this layer's
+        memory, which CUDA graphs refer to, or into new memory on this layer's device if it does not
+        fit."""
         if weight.shape != self.spec.shape:
             raise InvalidArgument(f"weight is of shape {weight.shape}; expected {self.spec.shape}")
         if self.is_prepared():
@@ -277,18 +278,19 @@ class NF4Weight(QuantizedModule):
         self.dtype_before = weight.dtype
 
     def _has_memory_for(self, weight: nf4.QuantizedTensor[Tensor]) -> bool:
-        """Is the weight of this layer's layout, with its nested_code?"""
+        """Tells if the weight fits this layer's memory and has the same nested_code."""
         layout = (weight.format, weight.blocksize, weight.nested_blocksize)
         if self.weight.is_meta or layout != (self.format, self.blocksize, self.nested_blocksize):
             return False
         return not weight.nested or self._has_code(weight.nested_code)
 
     def _has_code(self, nested_code: Tensor) -> bool:
-        """Other weights may share this layer's, so that nothing is written to it."""
+        """Tells if the weight has this layer's nested_code. Other weights may share that tensor, so
+        nothing is written to it."""
         return torch.equal(self.nested_code, nested_code.to(self.nested_code))
 
 
 def _tensors(weight: nf4.QuantizedTensor[Tensor]) -> dict[str, Tensor]:
-    """Those that the weight has, by their names."""
+    """Returns the tensors that the weight has, by name."""
     parts = {name: getattr(weight, name) for name in ("packed", *SCALES)}
     return {name: part for name, part in parts.items() if part is not None}

@@ -1,16 +1,16 @@
-"""Siblings: layers that get the same x, such as q, k and v of an attention, multiplied together:
-where torch.compile traces a model, and while a CUDA graph is captured. In eager calls each layer
-is by itself, as one call for all is no faster then: it is the host that takes the time.
+"""Siblings are layers that get the same x, such as q, k and v of an attention. They are multiplied
+together where torch.compile traces a model and while a CUDA graph is captured. In eager mode each
+layer is multiplied by itself, because one call for all is no faster: the host takes the time.
 
-The first layer computes the products of all, by an operator with an output for each, and the
-others take theirs if they are called with the same x, in the same modes of torch and in the same
-capture, or next where it is compiled. They have the bits of single products then, unless x, a bias
-or a weight is written to between the calls: a trace shows no such write.
+The first layer computes all products with one operator that has an output for each. The others take
+their outputs if they are called with the same x, in the same torch modes and the same capture, or
+next in compiled code. The results are bit-equal to single products unless something writes to x, a
+bias or a weight between the calls; a trace does not show such a write.
 
-What a trace reads of a group is in dicts of what does not change. In each call of a compiled model
-its guards compare no more than the version of these and of the layers' own dicts then. With an
-object, a list or a weak reference among them, or a write by the graph, each guard of the model is
-checked by itself, which takes several times as long (docs/design/python-overhead.md).
+A trace reads a group only from dicts of constants. In each call of a compiled model its guards then
+compare no more than the versions of these dicts and of the layers' own. If they held an object, a
+list or a weak reference, or if the graph wrote to them, torch would check each guard of the model
+by itself, which takes several times as long (docs/design/python-overhead.md).
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 
 def _modes_of(x: Tensor) -> tuple[Any, ...]:
-    """Of torch, in which a product is computed. Dynamo has no answer where it is asked for
-    inference mode, but that turns gradients off."""
+    """Returns the torch modes in which a product is computed. Dynamo cannot tell if inference mode
+    is on, but that turns gradients off."""
     device = x.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return torch.is_grad_enabled(), autocast
 
 
 def _state_of(x: Tensor, capture: int) -> tuple[Any, ...]:
-    """What captured products depend on besides. A tensor of inference mode has no version."""
+    """Returns what else captured products depend on. A tensor of inference mode has no version."""
     version = None if x.is_inference() else x._version
     stream = device_of(x).current_stream() if x.is_cuda else None
     return capture, stream, version, torch.is_inference_mode_enabled()
 
 
 def _adds_in_dtype(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether gradients of x are added in its own dtype by layers that are called one by one: then
-    no layer casts it."""
+    """Tells if layers that are called one by one would add the gradients of x in its own dtype,
+    which is so if no layer casts it."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return True
     if torch.is_autocast_enabled(x.device.type):
@@ -55,7 +55,7 @@ def _adds_in_dtype(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _leave(group: dict[Any, Any], place: int, _: Any) -> None:
-    """A layer is gone; its tensors shall be."""
+    """A layer is gone; its tensors must go too."""
     group.pop(place, None)
     left = _trace.ahead
     if left is not None and left.group is group:
@@ -63,8 +63,8 @@ def _leave(group: dict[Any, Any], place: int, _: Any) -> None:
 
 
 class Member(nn.Module):
-    """What a trace knows of a layer of a group. A module, as torch.compile compares those by
-    identity, and what is in them by versions of dicts."""
+    """The facts that a trace reads of a layer of a group. It is a module because torch.compile
+    compares modules by identity, and their contents by the versions of dicts."""
 
     def __init__(self, layer: QuantizedLinear) -> None:
         super().__init__()
@@ -73,17 +73,17 @@ class Member(nn.Module):
 
 
 class Siblings:
-    """Two or three layers. They are held weakly, their tensors until they are gone, and by their
-    places in the group, which they keep when a model is copied or pickled: a layer alone has no
-    siblings then."""
+    """Two or three layers. The group holds them weakly, and their tensors until they are gone. It
+    knows them by their places, which they keep when a model is copied or pickled; a layer copied
+    alone has no siblings."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._layers: list[weakref.ref[QuantizedLinear] | None] = [None] * count
-        # What a trace reads: the members by place. They hold the layers' parameters and buffers,
-        # and not the layers. Not together any more, once products were left over.
+        # A trace reads the members by place. They hold the layers' parameters and buffers, and not
+        # the layers. The group separates once products are left over.
         self.group: dict[Any, Any] = {"count": count, "together": True}
-        # x, its modes and state, and the products that are not taken yet, by place.
+        # x, its modes and state, and by place the products that are not taken yet.
         self._ahead: tuple[Tensor, tuple[Any, ...], dict[int, Tensor]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -93,8 +93,8 @@ class Siblings:
         self.__init__(**state)
 
     def join(self, place: int, layer: QuantizedLinear) -> None:
-        """Also where a layer has another weight than before. Nothing happens where the
-        place is taken by another, as a shallow copy finds it."""
+        """Adds a layer, or updates one that has a new weight. Nothing happens if another layer has
+        the place, which is so for a shallow copy."""
         held = self._layers[place]
         if held is None or held() is None:
             self._layers[place] = weakref.ref(layer, functools.partial(_leave, self.group, place))
@@ -108,8 +108,8 @@ class Siblings:
     def product(
         self, place: int, layer: QuantizedLinear, x: Tensor, dtype: torch.dtype
     ) -> Tensor | None:
-        """While a CUDA graph is captured, the product of one layer in a dtype; None if it is left
-        to the layer."""
+        """Returns the product of one layer in a dtype while a CUDA graph is captured; None if the
+        layer has to compute it."""
         left = _trace.ahead
         if left is not None:
             _trace.separate(left)
@@ -121,7 +121,7 @@ class Siblings:
             if ahead is not None:
                 self._separate()
             return None
-        # A replica or a shallow copy is not of the group.
+        # A replica or a shallow copy does not belong to the group.
         layers = [None if held is None else held() for held in self._layers]
         if layers[place] is not layer:
             return None
@@ -137,7 +137,8 @@ class Siblings:
         return None
 
     def _separate(self) -> None:
-        """Where products are left over: x is of one alone, perhaps. They are dropped."""
+        """Drops products that are left over, and separates the group: perhaps only one layer gets
+        this x."""
         self.group["together"], self._ahead = False, None
 
     def _first(
@@ -163,8 +164,8 @@ class Siblings:
 
 
 class _Ahead(NamedTuple):
-    """Products that are not taken yet, and what they are of. by_place: each with what the group
-    knows of its layer."""
+    """Products that are not taken yet, with their inputs. by_place: each with what the group knows
+    of its layer."""
 
     group: dict[Any, Any]
     x: Tensor
@@ -173,13 +174,13 @@ class _Ahead(NamedTuple):
 
 
 class _Trace:
-    """ahead: of the group whose first layer was called last. Left over where only that layer is
-    compiled, or x is of it alone."""
+    """ahead: the products of the group whose first layer was called last. They are left over if
+    only that layer is compiled, or only it gets this x."""
 
     ahead: _Ahead | None
 
     def __init__(self) -> None:
-        self.ahead = None  # of the object: a trace looks whether that has it
+        self.ahead = None  # an instance attribute, because a trace looks for it
 
     def separate(self, ahead: _Ahead) -> None:
         ahead.group["together"], self.ahead = False, None
@@ -189,10 +190,10 @@ _trace = _Trace()
 
 
 def traced_product(layer: QuantizedLinear, x: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Where torch.compile traces, the product of a layer of a group in a dtype; None if it is left
-    to the layer."""
+    """Returns the product of a layer of a group in a dtype where torch.compile traces; None if the
+    layer has to compute it."""
     place, ahead = layer._place, _trace.ahead
-    if layer.tensor_parallel == 1:  # which has no bias
+    if layer.tensor_parallel == 1:  # this one has no bias
         return None
     modes = (*_modes_of(x), dtype)
     if place == 0:
@@ -214,7 +215,7 @@ def _trace_first(group: dict[Any, Any], x: Tensor, modes: tuple[Any, ...]) -> Te
     members, dtype = [group.get(place) for place in range(group["count"])], modes[-1]
     if not group["together"] or None in members or not _adds_in_dtype(x, dtype):
         return None
-    if not all("bias" in each.own_parameters for each in members):  # but a parametrization
+    if not all("bias" in each.own_parameters for each in members):  # unless parametrized
         return None
     weights = [each.parts(each.own_parameters, each.own_buffers, each.spec) for each in members]
     if None in weights:

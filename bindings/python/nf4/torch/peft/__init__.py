@@ -1,20 +1,21 @@
-"""PEFT's tuners over weights in 4 bits: NF4Linear and Int4Linear, and LoRA over bitsandbytes'
-Linear4bit where libnf4 serves that.
+"""Makes PEFT's tuners work over 4-bit weights: NF4Linear and Int4Linear, and LoRA over
+bitsandbytes' Linear4bit if libnf4 serves that.
 
-Importing nf4.torch is enough. As soon as PEFT is loaded, before or after, its code reads and writes
-the weight of libnf4's layers as a dense one (dense_weight.py), and these are replaced:
+Importing nf4.torch is enough. As soon as PEFT is loaded, before or after nf4.torch, its code reads
+and writes the weight of libnf4's layers as a dense one (dense_weight.py), and these functions are
+replaced:
     tuners.lora.layer.Linear.forward, tuners.lora.bnb.Linear4bit.forward
-                        layer and adapter as one product with one backward pass (layers.py)
+                        fused layer and adapter with one backward pass (layers.py)
     their merge and unmerge
-                        which change an NF4Linear (merging.py)
+                        now also change an NF4Linear (merging.py)
     utils.integrations.dequantize_module_weight
-                        by which DoRA reads a weight
+                        DoRA reads a weight by it
     PeftModel.get_nb_trainable_parameters and that of PeftMixedModel
-                        which count bytes as parameters (counting.py)
+                        they count bytes as parameters (counting.py)
     tuners.lora.layer.ParamWrapper, tuners.tuners_utils.BaseTuner._inject_parameters
                         target_parameters of experts (experts.py)
 
-Functions whose source is not one that replacements.py knows, and patches, are left alone; so is
+Functions whose source replacements.py does not know, and patched ones, are left alone; so is
 everything over other base layers.
 """
 
@@ -28,14 +29,14 @@ from nf4.torch._replacing import Replaced
 from nf4.torch.peft import replacements
 from nf4.torch.peft.replacements import LINEAR, LINEAR4BIT, MIXED_MODEL, MODEL
 
-# After these modules are loaded there is something to replace; the first needs all of LINEAR.
+# Functions are replaced after these modules are loaded; the first one needs all of LINEAR.
 _WHEN = {"peft.tuners.lora.model": LINEAR} | {
     each: each for each in (LINEAR4BIT, MODEL, MIXED_MODEL)
 }
 
 
 class Served(NamedTuple):
-    """PEFT's functions that are replaced in this process, and those that are not known."""
+    """The functions of PEFT that are replaced in this process, and those that are unknown."""
 
     functions: list[str]
     left_alone: list[str]
@@ -47,11 +48,11 @@ _left_alone: list[str] = []
 
 def served() -> Served:
     names = [each.name for each in _replaced if each.name.startswith("peft.")]
-    return Served(names, list(_left_alone))  # without `weight` of libnf4's layers
+    return Served(names, list(_left_alone))  # not `weight` of libnf4's layers
 
 
 def _loaded(name: str) -> None:
-    """Never raises: whoever imports PEFT would get it."""
+    """Never raises, because the error would reach whoever imports PEFT."""
     try:
         if _WHEN[name] == LINEAR:
             replacements.replace_weights(_replaced)
@@ -72,7 +73,7 @@ def register() -> Served:
 
 
 def unregister() -> None:
-    """Gives PEFT its functions back, for a comparison for example. Patches made since stay."""
+    """Restores PEFT's functions, for example to compare. Patches made since stay."""
     _watch.stop()
     for each in reversed(_replaced):
         each.give_back()

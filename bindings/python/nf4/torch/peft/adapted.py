@@ -1,14 +1,14 @@
-"""y = x W^T + bias + s (x A^T) B^T with a frozen W in 4 bits: one Function for a layer and its
-adapter.
+"""One autograd Function for a layer and its adapter: y = x W^T + bias + s (x A^T) B^T, with a
+frozen 4-bit W.
 
     forward    p = x A^T, y = x W^T + bias + s p B^T
     backward   q = dY B, dX = dY W + s q A, dA = s q^T x, dB = s dY^T p
 
-Each of y and dX is one call of libnf4 where that has a fast kernel (_fast.py), and is rounded once;
-else the adapter's part is added in place. On a GPU dA and dB are one call, too, and the whole
-backward pass is one call of C++ then. Beside x, p alone is kept, which is [rows of x, rank]. A and
-B in float32 beside x in 16 bits are rounded to its dtype, as autocast would; their gradients are
-float32, and on a GPU never rounded to 16 bits.
+y and dX are one call of libnf4 each if that has a fast kernel (_fast.py), and are rounded once;
+else the adapter's part is added in place. On a GPU dA and dB are one call too, and the whole
+backward pass is then one C++ call. Only x and p, [rows of x, rank], are kept for it. If x has 16
+bits, float32 A and B are rounded to its dtype, as under autocast; their gradients are float32, and
+on a GPU never rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from nf4.torch._schemas import Parts
 
 
 class Adapter(NamedTuple):
-    """a is [rank, cols], b is [rows, rank], both in the dtype of x or in float32."""
+    """The halves of an adapter. a is [rank, cols], b is [rows, rank], both in the dtype of x or in
+    float32."""
 
     a: Tensor
     b: Tensor
@@ -35,13 +36,13 @@ class Adapter(NamedTuple):
 
 
 def _grad_of_half(left: Tensor, right: Tensor, scale: float, like: Tensor) -> Tensor:
-    """scale left^T right in the dtype of `like`, which may be wider than theirs. Of rows of left
-    and right."""
+    """Returns scale left^T right, summed over their rows, in the dtype of `like`, which may be
+    wider than theirs."""
     left, right, dtype = _rows(left).t(), _rows(right), like.dtype
     shape = left.shape[0], right.shape[1]
     if left.dtype == dtype:
         return left.new_empty(shape).addmm_(left, right, beta=0, alpha=scale)
-    if not left.is_cuda or not _private.is_idle():  # a transform takes no `out`
+    if not left.is_cuda or not _private.is_idle():  # transforms do not support `out`
         return (left @ right).to(dtype).mul_(scale)
     made = left.new_empty(shape, dtype=dtype)
     return torch.addmm(made, left, right, out_dtype=dtype, beta=0, alpha=scale, out=made)
@@ -50,7 +51,7 @@ def _grad_of_half(left: Tensor, right: Tensor, scale: float, like: Tensor) -> Te
 def _adapter_grads(
     grad_y: Tensor, x: Tensor, p: Tensor, q: Tensor, adapter: Adapter
 ) -> tuple[Tensor, Tensor]:
-    """dA and dB."""
+    """Returns dA and dB."""
     a, b, scale = adapter
     if grad_y.is_cuda and _private.is_idle() and _kernels.uses_lora_grad(len(a), grad_y):
         made = _fast.lora_grads(grad_y, x, p, q, a, b, scale)
@@ -70,8 +71,8 @@ def product(
     adapter: Adapter,
     base: Callable[..., Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """y and p = x A^T; None if nothing was done, as _fast.linear says. base(x, bias, weight): what
-    multiplies by the weight alone, _kernels.fast_linear by default."""
+    """Returns y and p = x A^T; None if nothing was done, as in _fast.linear. base(x, bias, weight)
+    multiplies by the weight alone; by default it is _kernels.fast_linear."""
     made = _fast.linear_adapted(x, bias, weight, *adapter)
     if made is not None:
         return made
@@ -86,7 +87,7 @@ def product(
 
 
 def _backward(grad_y: Tensor, weight: Parts, adapter: Adapter, of_x: bool) -> tuple[Any, Tensor]:
-    """dX, if it is asked for, and q = dY B, whose rows are those of dY."""
+    """Returns dX, if it is needed, and q = dY B, which has the rows of dY."""
     if of_x and _private.is_idle():
         made = _kernels.fused_linear_grad(grad_y, weight, *adapter)
         if made is not None:
@@ -102,8 +103,8 @@ def _backward(grad_y: Tensor, weight: Parts, adapter: Adapter, of_x: bool) -> tu
 
 @_private.call_backward_directly
 class _Adapted(_private.Function):
-    """Gives y its gradients. `made`: y and p; the weight, kept as an attribute, so that no hook of
-    saved tensors moves or copies it; and the scale."""
+    """Attaches gradients to y. `made`: y, p, the weight and the scale. The weight is kept as an
+    attribute, so that no saved-tensor hook moves or copies it."""
 
     @staticmethod
     def forward(
@@ -123,12 +124,12 @@ class _Adapted(_private.Function):
         grads_of = _differentiable if torch.is_grad_enabled() else _grads
         if not _private.any_autocast():
             return grads_of(ctx, grad_y)
-        with torch.autocast(grad_y.device.type, enabled=False):  # the dtypes are the forward's
+        with torch.autocast(grad_y.device.type, enabled=False):  # dtypes are the forward pass's
             return grads_of(ctx, grad_y)
 
 
 def _grads(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-    of_x, _, _, of_bias, _ = ctx.needs_input_grad  # A and B need theirs, by `linear`
+    of_x, _, _, of_bias, _ = ctx.needs_input_grad  # `linear` requires gradients of A and B
     x, p, a, b = ctx.saved_tensors
     weight, scale = ctx.weight, ctx.scale
     grad_bias = _operators.grad_of_bias(grad_y) if of_bias else None
@@ -145,7 +146,7 @@ def _grads(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _differentiable(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients, by operators that autograd records, for those who want theirs."""
+    """Returns the gradients by operators that autograd records, for higher derivatives."""
     x, _, a, b = ctx.saved_tensors
     *needed, of_bias, _ = ctx.needs_input_grad
     y = _operators.linear(x, None, ctx.weight)
@@ -168,7 +169,7 @@ def linear(
     a, b, scale = adapter
     records = torch.is_grad_enabled() and _private.any_requires_grad(x, a, b, bias)
     if records and not (a.requires_grad and b.requires_grad):
-        return None  # a frozen half needs neither x nor p to be kept
+        return None  # a frozen half does not need x or p
     made = product(x, bias, weight, adapter, base)
     if made is None or not records:
         return made and made[0]

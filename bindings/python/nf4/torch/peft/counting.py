@@ -1,5 +1,5 @@
-"""How many parameters a model has. PEFT counts the bytes of a weight in 4 bits, and knows
-bitsandbytes' weights alone."""
+"""Counts the parameters of a model. PEFT itself counts the bytes of a 4-bit weight, and knows only
+bitsandbytes' weights."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def whole(layer: Layer) -> Tensor:
 def require_mergeable(layer: nn.Module) -> None:
     if isinstance(layer, Int4Linear):
         raise InvalidArgument(
-            "a weight with an adapter is to be written into an Int4Linear, whose codes were "
-            "calibrated and would only be rounded again; expected adapters that stay beside it"
+            "an adapter cannot be merged into an Int4Linear, whose codes were calibrated and would "
+            "only be rounded again; expected adapters that stay beside it"
         )
 
 
@@ -98,8 +98,8 @@ class DenseWeight(Tensor):
     def requires_grad_(self, requires_grad: bool = True) -> DenseWeight:
         if requires_grad:
             raise InvalidArgument(
-                f"the weight of {self.layer} is to have a gradient; expected it frozen, as weights "
-                f"in 4 bits are"
+                f"the weight of {self.layer} cannot have a gradient; expected it to stay frozen, "
+                f"as all 4-bit weights do"
             )
         return self
 

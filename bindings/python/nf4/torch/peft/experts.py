@@ -1,9 +1,9 @@
-"""PEFT's target_parameters of experts in 4 bits: a LoRA adapter by expert.
+"""Serves PEFT's target_parameters for 4-bit experts: a LoRA adapter for each expert.
 
-PEFT wraps the module that has the parameter in a ParamWrapper, which adds B A to the parameter for
-the time of a forward. An NF4Experts, which has the parameter's place, gets A and B for that time
-instead, and computes their products (_expert_adapters.py). Names, shapes and keys of adapters are
-those over dense experts.
+PEFT wraps the module that has the parameter in a ParamWrapper, which adds B A to the parameter
+during a forward pass. An NF4Experts in the parameter's place gets A and B instead for that time,
+and computes their products (_expert_adapters.py). Adapters have the same names, shapes and keys as
+over dense experts.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def _is_transposed(owner: nn.Module) -> bool:
 
 
 def _stack_of(wrapper: Any) -> NF4Experts | None:
-    """Of a ParamWrapper, if its parameter is in 4 bits."""
+    """Returns the NF4Experts of a ParamWrapper, if its parameter is in 4 bits."""
     found = wrapper.get_base_layer()._modules.get(wrapper.parameter_name)
     return found if isinstance(found, NF4Experts) else None
 
 
 def _stand_in(stack: NF4Experts, owner: nn.Module) -> Tensor:
-    """Of the shape, dtype and device of the dense parameter, without its memory."""
+    """Returns a tensor of the dense parameter's shape, dtype and device, without its memory."""
     made = torch.empty((), dtype=torch_dtype(stack.dtype_before), device=stack.weight.device)
     made = made.expand(stack.spec.shape)
     return made.transpose(1, 2) if _is_transposed(owner) else made
@@ -52,7 +52,7 @@ def get_param(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _adapter(wrapper: Any, name: str) -> ExpertAdapter:
-    """As PEFT has them: A [experts * rank, columns], B [rows, rank * experts]."""
+    """Returns the adapter from PEFT's A [experts * rank, columns] and B [rows, rank * experts]."""
     a, b = wrapper.lora_A[name].weight, wrapper.lora_B[name].weight
     experts = wrapper.num_experts
     a = a.reshape(experts, -1, a.shape[1])
@@ -96,8 +96,9 @@ def _is_target(name: str, targets: Iterable[str]) -> bool:
 
 
 def warn_of(original: Callable[..., Any], unknown: str) -> Callable[..., Any]:
-    """For a PEFT of which a function is unknown, so that all are left alone: experts in 4 bits are
-    no parameters then, and PEFT passes over them. Its arguments are taken as they come."""
+    """Wraps _inject_parameters to warn, for a PEFT with an unknown function. All functions are then
+    left alone, and PEFT skips 4-bit experts, because they are not parameters. The wrapper passes
+    any arguments on."""
 
     @functools.wraps(original)
     def _inject_parameters(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +118,8 @@ def warn_of(original: Callable[..., Any], unknown: str) -> Callable[..., Any]:
 
 
 def _require_no_part(model: nn.Module, targets: Iterable[str]) -> None:
-    """PEFT would add to the bytes of a weight as if those were numbers."""
+    """Refuses the parts of 4-bit weights as targets, because PEFT would add to their bytes as if
+    they were numbers."""
     for name, module in model.named_modules():
         if not isinstance(module, QuantizedModule):
             continue
@@ -137,7 +139,7 @@ def _require_no_part(model: nn.Module, targets: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _listed(model: nn.Module) -> Iterator[None]:
-    """Within it, stacks are among the parameters of the modules that have them."""
+    """A context in which stacks are among the parameters of the modules that have them."""
     places = [
         (module._parameters, name, _stand_in(child, module))
         for module in model.modules()
@@ -168,7 +170,7 @@ def _add(wrapper: Any, stack: NF4Experts, adapter: str, sign: int) -> None:
 def merge(
     original: Callable[..., None], to_merge: Callable[..., Sequence[str] | None]
 ) -> Callable[..., None]:
-    """One dense stack at a time. to_merge: PEFT's check_adapters_to_merge."""
+    """Wraps `merge`: dequantizes one stack at a time. to_merge: PEFT's check_adapters_to_merge."""
 
     @functools.wraps(original)
     @torch.no_grad()
@@ -191,7 +193,7 @@ def unmerge(original: Callable[..., None]) -> Callable[..., None]:
     def unmerge(self: Any) -> None:
         stack = _stack_of(self)
         if stack is None or not self.merged:
-            original(self)  # which warns where nothing is merged
+            original(self)  # it warns if nothing is merged
             return
         while self.merged_adapters:
             adapter = self.merged_adapters[-1]

@@ -1,12 +1,12 @@
-"""PEFT's forward of a LoRA layer around a base of 4 bits, in one Function (adapted.py).
+"""Replaces PEFT's forward of a LoRA layer around a 4-bit base layer by one Function (adapted.py).
 
-fp32 adapters beside x in bf16 are rounded to it, which PEFT does under autocast alone; beside fp16,
-whose range is narrow, they are under autocast alone here, too.
+If x is bf16, fp32 adapters are rounded to it, which PEFT does only under autocast. If x is fp16,
+whose range is narrow, they are rounded only under autocast here too.
 
-What that does not keep goes PEFT's own way: dropout in training, several active adapters or none,
-variants such as DoRA, a bias of the adapter, a scale that is a tensor, A or B frozen beside what is
-trained, adapter_names, merged layers, hooks and parametrizations, subclasses, x in another dtype
-than the layer computes in, torch.compile, modes and transforms.
+PEFT's own forward handles everything else: dropout in training, several active adapters or none,
+variants such as DoRA, a bias of the adapter, a scale that is a tensor, one of A and B frozen,
+adapter_names, merged layers, hooks and parametrizations, subclasses, x in another dtype than the
+layer computes in, torch.compile, modes and transforms.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.peft import adapted
 from nf4.torch.peft.adapted import Adapter
 
-# (weight, bias, the dtype that the layer computes in) of a base layer for x, or None.
+# Returns (weight, bias, compute dtype) of a base layer for x, or None.
 Operands = tuple[Parts, "Tensor | None", torch.dtype]
 _OURS = (NF4Linear, Int4Linear)
 
 
 def _is_called_plainly(own: dict[str, Any]) -> bool:
-    """Of a module's attributes: does nothing but its class's forward run?"""
+    """Tells from a module's attributes if calling it runs only its class's forward."""
     return not (
         own["_forward_hooks"]
         or own["_forward_pre_hooks"]
@@ -43,8 +43,8 @@ def _is_called_plainly(own: dict[str, Any]) -> bool:
 
 
 def _is_within_cut_adapter(own: dict[str, Any]) -> bool:
-    """Of a base layer's attributes: has it only the hooks that do nothing within a LoRA layer that
-    is cut (distributed/_parallel_adapter.py)?"""
+    """Tells from a base layer's attributes if it has only the hooks that do nothing within a cut
+    LoRA layer (distributed/_parallel_adapter.py)."""
     return (
         own.get("in_cut_adapter", False)
         and [*own["_forward_pre_hooks"], *own["_forward_hooks"]] == own["cut_hooks"]
@@ -53,7 +53,8 @@ def _is_within_cut_adapter(own: dict[str, Any]) -> bool:
 
 
 def _require_cut_together(layer: Any) -> None:
-    """Else y would be that of a part of the layer and of a whole adapter."""
+    """Requires the layer and its adapter to be cut together. Else y would combine a part of the
+    layer with a whole adapter."""
     base = layer.base_layer
     is_cut = getattr(base, "tensor_parallel", None) is not None
     if is_cut and not getattr(base, "in_cut_adapter", False):
@@ -64,7 +65,7 @@ def _require_cut_together(layer: Any) -> None:
 
 
 def _matrix(modules: nn.Module, name: str) -> Tensor | None:
-    """The weight of an adapter's half, if that is a torch.nn.Linear without more."""
+    """Returns the weight of an adapter's half, if that is a plain torch.nn.Linear."""
     module = modules._modules.get(name)
     if type(module) is not nn.Linear:
         return None
@@ -87,7 +88,8 @@ def _drops(modules: nn.Module, name: str) -> bool:
 
 
 def _adapter(own: dict[str, Any]) -> Adapter | None:
-    """Of a LoRA layer's attributes, where exactly one is active and nothing is special."""
+    """Returns the adapter from a LoRA layer's attributes, if exactly one is active and nothing is
+    special."""
     active = own["_active_adapter"]
     if type(active) is not str:
         if len(active) != 1:
@@ -120,15 +122,16 @@ def _operands(base: nn.Module, x: Tensor, autocast: torch.dtype | None) -> Opera
     if type(base) in _OURS:
         dtype = autocast or base.compute_dtype or x.dtype
         return base.parts(), base.bias_in(dtype), dtype
-    # Of bitsandbytes' layers, those whose forward is replaced (bitsandbytes/eager.py).
+    # bitsandbytes' layers count if their forward is replaced (bitsandbytes/eager.py).
     return type(base).forward.nf4_operands(base, x)
 
 
 def _fits(adapter: Adapter, x: Tensor, dtype: torch.dtype, autocast: bool) -> bool:
-    """May A and B be rounded to this dtype?"""
+    """Tells if A and B may be rounded to this dtype."""
     a, b, _ = adapter
     if a.dtype != dtype or b.dtype != dtype:
-        # PEFT casts x to fp32 but for autocast. bf16 has its range; in fp16 x A^T could overflow.
+        # PEFT casts x to fp32 except under autocast. bf16 has the range of fp32; in fp16 x A^T
+        # could overflow.
         rounds = dtype == torch.bfloat16 or (autocast and dtype == torch.float16)
         allowed = (dtype, torch.float32)
         if not rounds or a.dtype not in allowed or b.dtype not in allowed:
@@ -137,7 +140,7 @@ def _fits(adapter: Adapter, x: Tensor, dtype: torch.dtype, autocast: bool) -> bo
 
 
 def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
-    """y of a LoRA layer; None where PEFT's own way is to be gone."""
+    """Returns y of a LoRA layer; None if PEFT's own forward has to compute it."""
     own = layer.__dict__
     base = own["_modules"]["base_layer"]
     if not _is_served(base) or type(x) is not Tensor:
@@ -154,7 +157,7 @@ def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
         return None
     weight, bias, dtype = found
     casts = x.dtype != dtype
-    # In fp32, PEFT multiplies fp32 adapters unrounded, but for autocast.
+    # PEFT multiplies fp32 adapters in fp32 without rounding, except under autocast.
     if autocast not in (None, dtype) or (casts and not (autocast and x.dtype == torch.float32)):
         return None
     if not _fits(adapter, x, dtype, autocast is not None):
@@ -163,11 +166,11 @@ def fused_forward(layer: nn.Module, x: Tensor) -> Tensor | None:
     y = adapted.linear(x.to(dtype) if casts else x, bias, weight, adapter, multiply)
     if y is None or not casts or type(base) in _OURS:
         return y
-    return y.to(x.dtype)  # as a Linear4bit does
+    return y.to(x.dtype)  # a Linear4bit does the same
 
 
 def forward(original: Callable[..., Tensor], served: type) -> Callable[..., Tensor]:
-    """For the forward of a class of PEFT's layers, but not of its subclasses."""
+    """Makes the replacement for the forward of a PEFT class, but not of its subclasses."""
 
     @functools.wraps(original)
     def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -1,5 +1,5 @@
-"""Merging PEFT's adapters into an NF4Linear, and back, as PEFT does for bitsandbytes' Linear4bit:
-the weight is dequantized, changed and quantized again, which rounds it each time."""
+"""Merges PEFT's adapters into an NF4Linear, and unmerges them, as PEFT does for bitsandbytes'
+Linear4bit: the weight is dequantized, changed and quantized again, which rounds it each time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nf4.torch.peft.dense_weight import require_mergeable, whole
 
 
 def dequantized(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For PEFT's dequantize_module_weight, which DoRA reads weights by."""
+    """Wraps PEFT's dequantize_module_weight, by which DoRA reads weights."""
 
     @functools.wraps(original)
     def dequantize_module_weight(module: torch.nn.Module) -> Any:
@@ -30,7 +30,7 @@ def dequantized(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def require_finite(tensor: Tensor, adapter: str) -> None:
-    """Four bits would not show NaN and Inf."""
+    """Refuses NaN and Inf, which 4 bits cannot store."""
     if not is_finite(tensor):
         raise ValueError(f"the merged weight is not finite; adapter {adapter} seems to be broken")
 
@@ -72,7 +72,7 @@ def _unmerge(layer: Any, base: NF4Linear, adapter: str) -> None:
 def merge(
     original: Callable[..., None], to_merge: Callable[..., Sequence[str] | None]
 ) -> Callable[..., None]:
-    """For the `merge` of PEFT's layers. to_merge: its check_adapters_to_merge."""
+    """Wraps `merge` of PEFT's layers. to_merge: PEFT's check_adapters_to_merge."""
 
     @functools.wraps(original)
     @torch.no_grad()
@@ -96,7 +96,7 @@ def unmerge(original: Callable[..., None]) -> Callable[..., None]:
     def unmerge(self: Any) -> None:
         base = self.get_base_layer()
         if not self.merged or not isinstance(base, NF4Linear):
-            original(self)  # which warns where nothing is merged
+            original(self)  # it warns if nothing is merged
             return
         while self.merged_adapters:
             adapter = self.merged_adapters[-1]

@@ -1,5 +1,4 @@
-"""Which of PEFT's functions are replaced: those whose source was read, and that nobody else has
-patched."""
+"""Replaces PEFT's functions whose source is known and that nobody else has patched."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.peft import counting, layers, merging
 from nf4.torch.peft.dense_weight import WeightOfLayer
 
-CHECKED = "0.18.0 to 0.21.2"  # the versions that were read
+CHECKED = "0.18.0 to 0.21.2"  # the versions whose source was read
 LINEAR, LINEAR4BIT = "peft.tuners.lora.layer", "peft.tuners.lora.bnb"
 MODEL, MIXED_MODEL = "peft.peft_model", "peft.mixed_model"
 _INTEGRATIONS, _DEQUANTIZE = "peft.utils.integrations", "dequantize_module_weight"
 _TUNERS, _INJECT = "peft.tuners.tuners_utils", "_inject_parameters"
-# What the functions' sources begin with in SHA-256, by the module that has them.
+# The first digits of the SHA-256 of the functions' sources, by module.
 KNOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     LINEAR: {
         "Linear.forward": ("ec0a80f5c5ce05f5",),
@@ -34,7 +33,7 @@ KNOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     MODEL: {"PeftModel.get_nb_trainable_parameters": ("0ac0ba5f0a3bc865",)},
     MIXED_MODEL: {"PeftMixedModel.get_nb_trainable_parameters": ("e51800f0672cc812",)},
 }
-# Of target_parameters, all of which are replaced or none: by the module that has them.
+# The functions of target_parameters, by module. All of them are replaced, or none.
 EXPERTS: Mapping[str, Mapping[str, str]] = {
     LINEAR: {
         "ParamWrapper.get_param": "793dbc2ab92fd8a6",
@@ -48,7 +47,7 @@ _DEQUANTIZE_DIGESTS = ("745bb18021ab7aff",)
 
 
 def _maker(module: Any, name: str) -> Callable[[Any], Any]:
-    """What makes the replacement of a method from the original."""
+    """Returns a function that makes a method's replacement from the original."""
     of_class, _, method = name.partition(".")
     if method == "forward":
         return lambda original: layers.forward(original, getattr(module, of_class))
@@ -59,7 +58,7 @@ def _maker(module: Any, name: str) -> Callable[[Any], Any]:
 
 
 def replace(module_name: str, replaced: list[Replaced], left_alone: list[str]) -> None:
-    """The methods of a module that is loaded."""
+    """Replaces the methods of a loaded module."""
     module = sys.modules[module_name]
     for name, digests in KNOWN[module_name].items():
         method = found(module, name)
@@ -72,8 +71,8 @@ def replace(module_name: str, replaced: list[Replaced], left_alone: list[str]) -
 
 
 def replace_experts(replaced: list[Replaced], left_alone: list[str]) -> None:
-    """What serves target_parameters of experts, of modules that are loaded."""
-    from nf4.torch.peft import experts  # late, as it imports torch._dynamo
+    """Replaces the functions of target_parameters in loaded modules."""
+    from nf4.torch.peft import experts  # not at the top: it imports torch._dynamo
 
     methods = [
         (sys.modules[module], name, digest)
@@ -103,15 +102,15 @@ def replace_experts(replaced: list[Replaced], left_alone: list[str]) -> None:
 
 
 def replace_weights(replaced: list[Replaced]) -> None:
-    """The attribute `weight` of libnf4's layers, as PEFT's code sees it."""
+    """Replaces the attribute `weight` of libnf4's layers, for PEFT's code."""
     for each in (NF4Linear, Int4Linear):
         ours = WeightOfLayer(vars(each).get("weight"))
         replaced.append(Replaced.by(f"nf4.torch.{each.__name__}.weight", each, ours))
 
 
 def replace_dequantize(replaced: list[Replaced], left_alone: list[str]) -> None:
-    """dequantize_module_weight, by its name in all of PEFT's modules that are loaded; later ones
-    find it where it is defined."""
+    """Replaces dequantize_module_weight in all loaded modules of PEFT that have it; later ones
+    import it from the module that defines it."""
     original = getattr(sys.modules.get(_INTEGRATIONS), _DEQUANTIZE, None)
     if not _replacing.is_known(original, _DEQUANTIZE_DIGESTS):
         left_alone.append(f"{_INTEGRATIONS}.{_DEQUANTIZE}")
