@@ -11,13 +11,6 @@
 
 namespace nf4::test {
 
-inline float *floats(const GuardedBuffer &buffer) {
-  return reinterpret_cast<float *>(buffer.data());
-}
-inline int32_t *integers(const GuardedBuffer &buffer) {
-  return reinterpret_cast<int32_t *>(buffer.data());
-}
-
 // The arguments that both kinds of weight have.
 template <int64_t kRowsOf, int64_t kColsOf>
 struct CallOf {

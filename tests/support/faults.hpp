@@ -1,11 +1,13 @@
 // Calls that are wrong in one way each, and what the library says of them.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "nf4/nf4.h"
 #include "support/catch.hpp"
+#include "support/guarded.hpp"
 
 namespace nf4::test {
 
@@ -55,6 +57,13 @@ inline bool concerns(int fault, int call) {
   for (const int group : {kWork, kMemory, kForm})
     if ((fault & group) != 0 && (fault & call & group) == 0) return false;
   return true;
+}
+
+inline float *floats(const GuardedBuffer &buffer) {
+  return reinterpret_cast<float *>(buffer.data());
+}
+inline int32_t *integers(const GuardedBuffer &buffer) {
+  return reinterpret_cast<int32_t *>(buffer.data());
 }
 
 template <class T>
