@@ -30,6 +30,7 @@ struct MatmulCaseOf {
   nf4_matmul_args args(const void *x_address, const void *bias_address, void *y) const;
 };
 using MatmulCase = MatmulCaseOf<HostWeight>;
+using Int4MatmulCase = MatmulCaseOf<HostInt4Weight>;
 
 // What x holds: numbers of about 1; the same with some of 1e3; the same with NaN and infinities
 // in some of its rows; numbers of the mean 0.5; of the mean 5.
@@ -56,10 +57,9 @@ int64_t row_stride(Rng &rng, int64_t cols);
 MatmulCase plain_matmul_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape);
 
 // With scales of every kind now and then, or with ordinary ones.
-MatmulCaseOf<HostInt4Weight> random_int4_matmul_case(Rng &rng, const Int4Class &kind,
-                                                     const Int4Shape &shape, nf4_dtype dtype,
-                                                     int64_t m, XKind x,
-                                                     bool ordinary_scales = false);
+Int4MatmulCase random_int4_matmul_case(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
+                                       nf4_dtype dtype, int64_t m, XKind x,
+                                       bool ordinary_scales = false);
 
 // Makes every row of x one of its first `distinct`, at random, which makes a large case's reference
 // small.
@@ -67,7 +67,7 @@ template <class Host>
 void repeat_rows(MatmulCaseOf<Host> &test, Rng &rng, int64_t distinct);
 
 std::string describe(const MatmulCase &test, uint64_t stream);
-std::string describe(const MatmulCaseOf<HostInt4Weight> &test, uint64_t stream);
+std::string describe(const Int4MatmulCase &test, uint64_t stream);
 
 // A number of a dtype in memory, and the nearest one to store.
 double read_number(nf4_dtype dtype, const void *data, int64_t i);
