@@ -11,7 +11,7 @@ nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream);
 // One product or several, which write nothing that others read or write. Where there is nothing to
 // do for one of several, it is passed over.
 nf4_status matmul(const MatmulProblem *problems, int count, nf4_stream stream);
-// What matmul() would launch on a device, by its number; see nf4_matmul_plan.
+// Says what matmul() would launch on a device, by its number; see nf4_matmul_plan.
 nf4_status matmul_plan(const MatmulBatch &batch, int device, int32_t *launches,
                        const char **kernels);
 // Says which way is expected to take less time on a device, by its number: see nf4_matmul_path. The

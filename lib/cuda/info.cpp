@@ -7,7 +7,6 @@
 #include "cuda/lora/grad_kernels.hpp"
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul/target.hpp"
-#include "cuda/matmul_grad/matmul_grad.hpp"
 #include "cuda/matmul_grouped/matmul_grouped.hpp"
 #include "cuda/permute/kernels.hpp"
 #include "cuda/quantize/int4_kernels.hpp"
@@ -30,7 +29,6 @@ cudaError_t load_all_kernels(const Device &device, const GpuFamily &family) {
   if (error == cudaSuccess) error = load_kernels(kernels_of<PermuteKernels>(family));
   if (error == cudaSuccess) error = load_kernels(kernels_of<LoraGradKernels>(family));
   if (error == cudaSuccess) error = load_matmul_kernels(family, device);
-  if (error == cudaSuccess) error = load_matmul_grad_kernels(family, device);
   if (error == cudaSuccess) error = load_matmul_grouped_kernels(family, device);
   return error;
 }

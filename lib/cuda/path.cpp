@@ -7,7 +7,6 @@
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul/mma/tile.hpp"
 #include "cuda/matmul/target.hpp"
-#include "cuda/matmul_grad/matmul_grad.hpp"
 #include "cuda/matmul_grouped/choose.hpp"
 #include "status.hpp"
 
@@ -64,17 +63,17 @@ nf4_path path_of(const GroupedProblemOf<W> &problem, int config, const MatmulTar
 }
 
 nf4_path path_of(const MatmulProblem &, int config, const MatmulTarget &) {
-  return fused_if(config != kMma64x64);
+  return fused_if(!is_mma(config));
 }
 
 nf4_path path_of(const Int4MatmulProblem &problem, int config, const MatmulTarget &target) {
-  return fused_if(config != kMma64x64 || dequant_is_slow(problem, target.gpu) ||
+  return fused_if(!is_mma(config) || dequant_is_slow(problem, target.gpu) ||
                   mma_is_short(problem, target.gpu));
 }
 
 nf4_path path_of(const GradProblem &problem, int config, const MatmulTarget &target) {
   constexpr int64_t kWgmmaRows = 1024;  // of dY; with more, decoding costs more than a dense weight
-  if (problem.dtype == NF4_DTYPE_FP32 || config == kMma64x64) return NF4_PATH_DENSE;
+  if (problem.dtype == NF4_DTYPE_FP32 || is_mma(config)) return NF4_PATH_DENSE;
   return fused_if(is_skinny(config) || problem.m <= kWgmmaRows ||
                   adapter_pays(problem, target.gpu));
 }
@@ -126,10 +125,7 @@ nf4_status matmul_path(const Int4MatmulProblem &problem, int device, nf4_path &p
 }
 
 nf4_status matmul_grad_path(const MatmulProblem &given, int device, nf4_path &path) {
-  const GradProblem problem = transposed(given);
-  return find_path(problem, device, path, [&](const MatmulTarget &target, int &config) {
-    return choose_matmul_grad(target, problem, config);
-  });
+  return find_matmul_path(transposed(given), device, path);
 }
 
 nf4_status matmul_grouped_path(const GroupedProblem &problem, int device, nf4_path &path) {

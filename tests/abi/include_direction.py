@@ -49,12 +49,14 @@ MAY_INCLUDE = {
     "cuda/matmul_grouped": _OPERATION
     | {"cuda/lora", "cuda/matmul_grad", "cuda/matmul_grouped"}
     | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
+    "cuda/kinds": _OPERATION
+    | {"cuda/lora", "cuda/matmul_grad", "cuda/matmul_grouped", "cuda/kinds"}
+    | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/wgmma"},
     "cuda/matmul/skinny": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/skinny"},
     "cuda/matmul/mma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/mma"},
     "cuda/matmul/wgmma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/wgmma"},
     "cuda/path.cpp": _OPERATION
-    | {"cuda/dequant", "cuda/matmul", "cuda/matmul/mma"}
-    | {"cuda/matmul_grad", "cuda/matmul_grouped"},
+    | {"cuda/dequant", "cuda/matmul", "cuda/matmul/mma", "cuda/matmul_grouped"},
     "cuda/info.cpp": _OPERATION
     | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/lora"}
     | {"cuda/matmul", "cuda/matmul_grad", "cuda/matmul_grouped"},

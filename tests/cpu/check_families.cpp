@@ -57,27 +57,23 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     INFO("family " << family.name);
     check_kernels(cuda::kernels_of<cuda::DequantKernels>(family), 0, seen);
     check_kernels(cuda::kernels_of<cuda::QuantizeKernels>(family), 0, seen);
-    // mma kernels take one weight a launch, and have none of their own for adapters; without tensor
-    // cores there are no skinny ones.
-    constexpr size_t kKinds = 3 * 2;
-    const size_t skinny = 3 * kKinds * (cuda::kFamilyConfigCount - 1);
+    // Without tensor cores there are no skinny kernels.
+    constexpr size_t kKinds = 3 * 2, kSkinny = cuda::kSkinnyCount;
     check_kernels(cuda::kernels_of<cuda::MatmulKernels>(family),
-                  2 * kKinds + (family.tensor_cores ? 0 : skinny), seen);
+                  family.tensor_cores ? 0 : 3 * kKinds * kSkinny, seen);
     check_kernels(cuda::kernels_of<cuda::GradKernels>(family), family.tensor_maps ? 0 : 2 * 2 * 2,
                   seen);
     check_kernels(cuda::kernels_of<cuda::LoraKernels>(family),
                   family.tensor_cores ? 0 : 2 * 2 * 2 * 2 * 2, seen);
-    // Integer weights with g_idx have no skinny kernels; those of AWQ copy with TMA, and there is
-    // no skinny_2.
-    constexpr size_t kDtypes = 2, kInt4Kinds = kDtypes * 3 * 2,
-                     kSkinny = cuda::kFamilyConfigCount - 1;
+    // Integer weights: those of AWQ copy with TMA, and there is no skinny_2. Wide strips, AWQ's and
+    // GPTQ's skinny_8 and skinny_16, copy with TMA. Without tensor cores there are no kernels for
+    // few rows of x.
+    constexpr size_t kDtypes = 2;
+    const size_t no_few = family.tensor_cores ? 0 : kDtypes * 3 * 2;
     const size_t gptq_and_row_packed = family.tensor_cores ? 0 : 2 * kSkinny;
     const size_t awq = family.tensor_maps ? 1 : kSkinny;
-    // Wide strips: AWQ's and GPTQ's skinny_8 and skinny_16, which copy with TMA.
-    const size_t no_wide = 3 * cuda::kFamilyConfigCount - (family.tensor_maps ? 4 : 0);
+    const size_t no_wide = 3 * kSkinny - (family.tensor_maps ? 4 : 0);
     check_kernels(cuda::kernels_of<cuda::Int4MatmulKernels>(family),
-                  kDtypes * (3 * kSkinny + gptq_and_row_packed + awq + no_wide), seen);
-    check_kernels(cuda::kernels_of<cuda::Int4FewKernels>(family),
-                  family.tensor_cores ? 0 : kInt4Kinds, seen);
+                  no_few + kDtypes * (gptq_and_row_packed + awq + no_wide), seen);
   }
 }

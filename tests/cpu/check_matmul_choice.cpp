@@ -58,7 +58,8 @@ TEST_CASE("CTAs of the gradient's stream-K kernels, and beside an adapter's prod
   gpu.multiprocessors = 132;
   const int config = cuda::config_named("wgmma_256x128_stream_k");
   const auto clusters = [&](int64_t rows) {
-    const cuda::MatmulSize size{NF4_DTYPE_BF16, 256, rows, 14336, 64, cuda::WgmmaSet::kGrad};
+    const cuda::MatmulSize size{NF4_DTYPE_BF16, 256, rows,
+                                14336,          64,  cuda::WeightKind::kTransposed};
     return cuda::plan_wgmma(size, gpu, cuda::cost_model(cuda::TransposedWeight{}), config).clusters;
   };
   CHECK(clusters(4096) == 128);   // 4 for each of 32 tiles

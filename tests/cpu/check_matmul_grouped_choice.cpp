@@ -3,7 +3,6 @@
 #include <string>
 
 #include "cuda/matmul_grouped/choose.hpp"
-#include "cuda/matmul_grouped/wgmma_configs.hpp"
 #include "support/catch.hpp"
 
 using namespace nf4;
@@ -157,8 +156,7 @@ TEST_CASE("what grouped kernels can run", "[matmul]") {
   };
   for (int config = 0; config < cuda::kMatmulConfigCount; ++config)
     CHECK(cuda::grouped_can_run(qwen(8), kH200, config) ==
-          (config == cuda::kMma64x64 || cuda::is_skinny(config) ||
-           cuda::has_grouped_wgmma<Weight>(config)));
+          cuda::has_experts_kernel(cuda::WeightKind::kCodebook, config));
   GroupedProblem problem = qwen(8);
   problem.weight.blocksize_log2 = 5;
   CHECK(!can_run(problem, "skinny_8"));

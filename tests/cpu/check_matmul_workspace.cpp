@@ -68,9 +68,9 @@ TEST_CASE("the workspace of matmul does not shrink as m grows", "[matmul]") {
     size.rows = below(int64_t{1} << (1 + below(16)));
     size.cols = 64 * below(int64_t{1} << (1 + below(9)));
     size.scale_columns = 64;
-    size.set = static_cast<cuda::WgmmaSet>(below(3));
-    INFO("set " << static_cast<int>(size.set) << ", " << size.rows << " x " << size.cols << ", m "
-                << size.m);
+    size.kind = static_cast<cuda::WeightKind>(below(3));
+    INFO("kind " << static_cast<int>(size.kind) << ", " << size.rows << " x " << size.cols << ", m "
+                 << size.m);
     const int64_t bytes = cuda::MatmulWorkspace(size).bytes();
     size.m += below(size.m + 1);
     REQUIRE(cuda::MatmulWorkspace(size).bytes() >= bytes);

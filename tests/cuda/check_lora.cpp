@@ -13,7 +13,6 @@
 #include "cuda/lora/workspace.hpp"
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul/workspace.hpp"
-#include "cuda/matmul_grad/matmul_grad.hpp"
 #include "support/adapter.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"

@@ -205,7 +205,7 @@ TEST_CASE("stream-K kernels share the tiles that do not fill the GPU", "[cuda][m
   for (int config = cuda::kFirstStreamK; config < cuda::kMatmulConfigCount; ++config)
     for (const nf4_dtype dtype : kDtypes16)
       for (const auto &[n_tiles, k_tiles, m_tiles] : sizes) {
-        if (!cuda::has_codebook_kernel(config)) continue;
+        if (!cuda::has_kernel(cuda::WeightKind::kCodebook, config)) continue;
         Rng rng(++number);
         if ((few_shapes() || k_tiles > 16) && number % 2 != 0) continue;  // each size once
         const CaseClass kind{dtype, rng.one_in(4) ? 256 : 64, rng.one_in(2)};

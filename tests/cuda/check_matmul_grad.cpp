@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/matmul_grad/matmul_grad.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"
@@ -110,7 +110,7 @@ TEST_CASE("stream-K gradient kernels share the tiles that do not fill the GPU",
   for (int config = cuda::kFirstStreamK; config < cuda::kMatmulConfigCount; ++config)
     for (const nf4_dtype dtype : kDtypes16)
       for (const auto &[tiles, k_tiles, m_tiles] : sizes) {
-        if (!cuda::has_grad_kernel(config)) continue;
+        if (!cuda::has_kernel(cuda::WeightKind::kTransposed, config)) continue;
         Rng rng(++number);
         if (few_shapes() && number % 2 != 0) continue;
         const CaseClass kind{dtype, rng.one_in(4) ? 256 : 64, rng.one_in(2)};

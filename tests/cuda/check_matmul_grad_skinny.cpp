@@ -1,7 +1,7 @@
 // The gradient's skinny kernels, up to 16 rows of dY, against the product in binary64.
 #include <vector>
 
-#include "cuda/matmul_grad/matmul_grad.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/device.hpp"

@@ -49,7 +49,7 @@ _BINDINGS = (
     "bindings/python/nf4/torch/**/*.py",
 )
 _MEMORY = (*_SHARED, "lib/cuda/dequant/**/*", "lib/cuda/quantize/**/*")
-_MATMUL = (*_SHARED, "lib/cuda/matmul/**/*")
+_MATMUL = (*_SHARED, "lib/cuda/kinds/**/*", "lib/cuda/matmul/**/*")
 _GRADIENT = ("lib/cuda/matmul_grad/**/*", "lib/cuda/lora/**/*")
 _GROUPED = "lib/cuda/matmul_grouped/**/*"
 # By the name of the figures in docs/bench/figures.json.

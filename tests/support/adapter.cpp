@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "core/float16.hpp"
-#include "cuda/matmul_grad/matmul_grad.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "support/catch.hpp"
 #include "validate.hpp"
 

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "cuda/matmul/matmul.hpp"
-#include "cuda/matmul_grad/matmul_grad.hpp"
 
 namespace nf4::test {
 

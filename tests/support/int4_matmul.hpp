@@ -32,7 +32,7 @@ inline bool has_fast_kernel(nf4_int4_layout layout, int config) {
   if (shared_bytes() < cuda::kWgmmaSmemBytes) return false;
   if (cuda::is_skinny(config))
     return best.tensor_maps && (layout != NF4_INT4_AWQ || config != cuda::kSkinny2);
-  return cuda::has_int4_kernel(config) &&
+  return cuda::is_wgmma(config) && cuda::has_kernel(cuda::WeightKind::kInt4, config) &&
          cuda::matmul_has(best, cuda::kFirstWgmma, compute_capability());
 }
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <vector>
 
-#include "cuda/matmul_grad/matmul_grad.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
 #include "support/families.hpp"

@@ -1,4 +1,4 @@
-// What every matmul kernel gets. No device code: launches are ordinary C++.
+// The arguments that all matmul kernels share. No device code: launches are ordinary C++.
 #pragma once
 
 #include <cstdint>

@@ -1,49 +1,9 @@
 // The launches of several products: those that are alike go together as far as they fit.
 #pragma once
 
-#include <type_traits>
-
-#include "cuda/matmul/kernels.hpp"
-#include "cuda/matmul/mma/launch.hpp"
-#include "cuda/matmul/skinny/launch.hpp"
-#include "cuda/runtime/families.hpp"
+#include "cuda/matmul/launch.hpp"
 
 namespace nf4::cuda {
-
-inline const void *kernel_for(const GpuFamily &family, const MatmulProblem &problem, int config) {
-  // A weight without elements has no scales, of either kind.
-  const bool nested = problem.weight.nested() && problem.weight.elements != 0;
-  const MatmulKernels &kernels = kernels_of<MatmulKernels>(family);
-  const bool lora = problem.lora.rank > 0 && is_skinny(config);
-  return (lora ? kernels.lora : kernels.of)[problem.dtype - NF4_DTYPE_FP32][nested][config];
-}
-inline const void *kernel_for(const GpuFamily &family, const Int4MatmulProblem &problem,
-                              int config) {
-  const Int4Weight &weight = problem.weight;
-  return kernels_of<Int4MatmulKernels>(family)
-      .of[problem.dtype - NF4_DTYPE_FP16][weight.layout - NF4_INT4_GPTQ][weight.g_idx != nullptr]
-         [config];
-}
-
-// kMma64x64 for few rows of x; NULL if the problem has more, or the family has none.
-inline const void *mma_few_for(const GpuFamily &family, const Int4MatmulProblem &problem) {
-  const Int4Weight &weight = problem.weight;
-  if (problem.m > kFewRowsOfX) return nullptr;
-  return kernels_of<Int4FewKernels>(family)
-      .of[problem.dtype - NF4_DTYPE_FP16][weight.layout - NF4_INT4_GPTQ][weight.g_idx != nullptr];
-}
-
-// Whether there are skinny kernels for several weights in one launch.
-template <class W>
-constexpr bool kHasSkinnyBatch = std::is_same_v<W, Weight>;
-
-// The kernel of a configuration for several weights in one launch; NULL if there is none.
-inline const void *batch_kernel_for(const GpuFamily &family, const MatmulProblem &problem,
-                                    int config) {
-  if (config >= kFamilyConfigCount) return nullptr;
-  const auto &kernels = kernels_of<MatmulKernels>(family).batch;
-  return kernels[problem.dtype - NF4_DTYPE_FP32][problem.weight.nested()][config];
-}
 
 // Walks through the launches. Products that write nothing are skipped.
 template <class W>

@@ -1,5 +1,5 @@
-// The plan of a wgmma kernel while the product of an adapter has some multiprocessors. No CUDA, so
-// that a test without a GPU holds it.
+// The plan of a wgmma kernel while an adapter's product occupies some multiprocessors. Calls no
+// CUDA, so a test without a GPU covers it.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 
 namespace nf4::cuda {
 
-// By how much a plan for all multiprocessors is late if its last `late` CTAs start so many cycles
-// late. CTAs start in order; without stream-K the last ones often have a tile less. Where none is
-// late, the ends of the first tiles still wait for the product.
+// Returns by how many cycles a plan for all multiprocessors ends late if its last `late` CTAs start
+// `cycles` late. CTAs start in order; without stream-K the last ones often have a tile less. If
+// none is late, the epilogues of the first tiles still wait for the adapter's product.
 inline double delay_of(const WgmmaPlan &plan, int multiprocessors, int late, double cycles) {
   const int64_t beyond = plan.tiles() % plan.clusters;
   const bool even = plan.stream_k_tiles > 0 || beyond == 0;
@@ -21,8 +21,8 @@ inline double delay_of(const WgmmaPlan &plan, int multiprocessors, int late, dou
   return std::max(0.0, cycles - plan.cycles / tiles);
 }
 
-// Changes a choice for all multiprocessors to one for those that the product's `ctas` leave, if
-// that is faster. `forced`: this configuration alone.
+// Replaces a choice for all multiprocessors by one for those that the product's `ctas` leave free,
+// if that is faster. `forced` restricts the choice to one configuration.
 template <class Problem>
 void choose_beside_lora(const Problem &problem, int ctas, double cycles, GpuFacts gpu,
                         const CostModel &model, std::optional<int> forced, MatmulChoice &choice) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/matmul/args.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
-#include "cuda/matmul/skinny/strip_plan.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
 namespace nf4::cuda {
@@ -48,7 +48,7 @@ bool can_share_waves(const MatmulSize &size, const GpuFacts &gpu, int config) {
 }
 bool can_split_k(const MatmulSize &size, const GpuFacts &gpu, int config, int ctas) {
   const int64_t tiles = tiles_of(kMatmulConfigs[config], size);
-  return size.set != WgmmaSet::kGrad && has_split_k(config) && tiles > 0 &&
+  return size.kind != WeightKind::kTransposed && has_split_k(config) && tiles > 0 &&
          tiles <= std::min(int64_t{gpu.multiprocessors}, MatmulWorkspace::kMaxCtas) / ctas &&
          k_tiles_of(size) >= ctas * MatmulWorkspace::kMinKTiles;
 }
@@ -95,7 +95,7 @@ void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel 
     plan_shared_waves(size, model, config, ctas, plan);
     // Without split-K: the same number of CTAs for each tile, of which fewer have a part then.
     const int64_t of_tile = ctas / plan.tiles();
-    if (size.set == WgmmaSet::kGrad && of_tile > 1 && k_tiles_of(size) % of_tile == 0) {
+    if (size.kind == WeightKind::kTransposed && of_tile > 1 && k_tiles_of(size) % of_tile == 0) {
       WgmmaPlan even = plan;
       plan_shared_waves(size, model, config, of_tile * plan.tiles(), even);
       if (even.cycles < plan.cycles) plan = even;
@@ -103,22 +103,6 @@ void plan_stream_k(const MatmulSize &size, const GpuFacts &gpu, const CostModel 
   }
   for (int ctas = 2; ctas <= kMaxClusterSize; ++ctas)
     if (can_split_k(size, gpu, config, ctas)) plan_split_k(size, model, config, ctas, plan);
-}
-
-// CTAs share the rows evenly, in whole warp tiles; integers' constants were fitted without those.
-double skinny16_cycles(const Weight &weight, const GpuFacts &gpu, const CostModel &model) {
-  const int64_t rows =
-      ceil_divide(ceil_divide(weight.rows, gpu.multiprocessors), kWarpTileN) * kWarpTileN;
-  return model.skinny16_start + model.skinny16_element * static_cast<double>(rows * weight.cols);
-}
-double skinny16_cycles(const Int4Weight &weight, const GpuFacts &gpu, const CostModel &model) {
-  if (!takes_strips(weight.layout, 16, gpu.tensor_maps)) {
-    const int64_t rows = ceil_divide(weight.rows, gpu.multiprocessors);
-    return model.skinny16_start + model.skinny16_element * static_cast<double>(rows * weight.cols);
-  }
-  const StripPlan plan = plan_strips(weight.layout, weight.rows, weight.cols, gpu);
-  return model.strip16_start +
-         model.strip16_element * plan.busiest_rows(gpu) * static_cast<double>(weight.cols);
 }
 
 }  // namespace
@@ -141,11 +125,19 @@ WgmmaPlan plan_wgmma(const MatmulSize &size, const GpuFacts &gpu, const CostMode
   return plan;
 }
 
-// With integer weights skinny_2 loads x ahead where rows are long.
-bool takes_skinny2_for_long_rows(const Weight &, const GpuFacts &) { return false; }
-bool takes_skinny2_for_long_rows(const Int4Weight &weight, const GpuFacts &gpu) {
-  return weight.cols > kSkinnyWarps * kWarpTileK &&
-         !takes_strips(weight.layout, kMatmulConfigs[kSkinny8].tile_m, gpu.tensor_maps);
+template <class W>
+bool wgmma_sizes_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
+  constexpr int64_t kMaxCols = int64_t{1} << 22;   // offsets within 256 rows have 31 bits
+  constexpr int64_t kMaxRows = int64_t{1} << 30;   // of x or the weight
+  constexpr int64_t kMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
+  const W &weight = problem.weight;
+  return gpu.wgmma && gpu.shared_bytes >= kWgmmaSmemBytes && weight.cols > 0 &&
+         weight.cols <= kMaxCols && weight.rows <= kMaxRows && problem.m <= kMaxRows &&
+         is_multiple(weight.packed, 16) && has_x_vectors(problem) &&
+         (problem.m == 1 || problem.x_stride < kMaxPitch) &&
+         ceil_divide(weight.rows, 128) * ceil_divide(problem.m, 16) <=
+             std::numeric_limits<int>::max() / 2 &&
+         (!is_stream_k(config) || can_stream_k(size_of(problem), gpu, config));
 }
 
 void leave_multiprocessors(int count, GpuFacts &gpu) {
@@ -180,7 +172,11 @@ void choose_wgmma(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const 
   }
 }
 
+template bool wgmma_sizes_can_run(const MatmulProblem &, const GpuFacts &, int);
+template bool wgmma_sizes_can_run(const Int4MatmulProblem &, const GpuFacts &, int);
+template bool wgmma_sizes_can_run(const GradProblem &, const GpuFacts &, int);
 template int choose_skinny(const MatmulProblem &, const GpuFacts &, const CostModel &);
+template int choose_skinny(const GradProblem &, const GpuFacts &, const CostModel &);
 template int choose_skinny(const Int4MatmulProblem &, const GpuFacts &, const CostModel &);
 template void choose_wgmma(const MatmulProblem &, const GpuFacts &, const CostModel &,
                            std::optional<int>, MatmulChoice &);

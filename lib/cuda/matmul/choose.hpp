@@ -1,5 +1,5 @@
-// Which matmul configuration runs a product on a GPU: what each can run, and a cost model. Calls no
-// CUDA, so that a test without a GPU holds every choice.
+// Chooses the configuration that runs a product on a GPU, by what each can run and by its estimated
+// cost. Calls no CUDA, so tests without a GPU cover every choice.
 #pragma once
 
 #include <cstdint>
@@ -7,22 +7,21 @@
 
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/cost_model.hpp"
-#include "cuda/matmul/kernel_sets.hpp"
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
 
-// What a choice depends on.
+// The facts of a GPU that a choice depends on.
 struct GpuFacts {
   int multiprocessors;
-  int shared_bytes;   // that a CTA may have
+  int shared_bytes;   // the most that a CTA may have
   bool tensor_cores;  // there are skinny kernels
-  bool tensor_maps;   // which copy with TMA
+  bool tensor_maps;   // they copy with TMA
   bool wgmma;         // there are wgmma kernels
-  // By cluster size: the clusters of wgmma kernels that it holds at a time. It differs from one
-  // H200 to another, as their groups of multiprocessors differ in size.
+  // The clusters of wgmma kernels that the GPU holds at a time, by cluster size. The number differs
+  // from one H200 to another, since their groups of multiprocessors differ in size.
   int resident_clusters[kMaxClusterSize + 1];
 };
 
@@ -30,10 +29,10 @@ struct GpuFacts {
 struct WgmmaPlan {
   int64_t n_tiles;
   int64_t m_tiles;
-  int64_t stream_k_tiles;  // of a stream-K configuration; 0 if it shares each tile by itself
-  int64_t clusters;
-  int cluster_size;  // CTAs that share a tile (split-K); of a stream-K configuration no clusters
-  double cycles;     // estimated
+  int64_t stream_k_tiles;  // tiles that all CTAs share; 0 without stream-K, and with split-K
+  int64_t clusters;        // groups of CTAs that share a tile, or CTAs that share all tiles
+  int cluster_size;        // CTAs of a group (split-K); stream-K kernels launch no clusters for it
+  double cycles;           // estimated
 
   int64_t tiles() const { return n_tiles * m_tiles; }
 };
@@ -43,50 +42,69 @@ struct MatmulChoice {
   WgmmaPlan plan;  // of a wgmma configuration
 };
 
-// What the kernels of each kind of weight can run.
+// ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
+
+// Returns whether a skinny kernel can run the product.
+bool skinny_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
 bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool skinny_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
-// By warp tiles, also where strips are faster.
+// The same for the kernel of warp tiles, also where strips are faster.
 bool skinny_tiles_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
-// By sizes alone: whether there is a kernel of the configuration is has_wgmma_kernel's answer.
+// Returns whether the sizes suit a wgmma kernel; has_kernel() says whether there is one.
 bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
+// The part of that which all kinds have in common.
+template <class W>
+bool wgmma_sizes_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config);
+
+// The estimated cycles of kSkinny16; wgmma is chosen only below skinny16_margin times them.
+double skinny16_cycles(const Weight &weight, const GpuFacts &gpu, const CostModel &model);
+double skinny16_cycles(const TransposedWeight &weight, const GpuFacts &gpu, const CostModel &model);
+double skinny16_cycles(const Int4Weight &weight, const GpuFacts &gpu, const CostModel &model);
+
+// Whether kSkinny2 is faster than kSkinny8 because rows are long.
+bool takes_skinny2_for_long_rows(const Weight &weight, const GpuFacts &gpu);
+bool takes_skinny2_for_long_rows(const TransposedWeight &weight, const GpuFacts &gpu);
+bool takes_skinny2_for_long_rows(const Int4Weight &weight, const GpuFacts &gpu);
+
+// ---- The choice ----------------------------------------------------------------------------
 
 template <class W>
 bool wgmma_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
-  return has_wgmma_kernel(problem.weight, config) && wgmma_shape_can_run(problem, gpu, config);
+  return has_kernel(kind_of(problem.weight), config) && wgmma_shape_can_run(problem, gpu, config);
 }
 
 template <class W>
 bool can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   if (is_wgmma(config)) return wgmma_can_run(problem, gpu, config);
-  return config == kMma64x64 || skinny_can_run(problem, gpu, config);
+  return is_mma(config) || skinny_can_run(problem, gpu, config);
 }
 
-// Whether each CTA of a stream-K configuration gets enough K-tiles, and room for its sums in the
-// workspace, by stream-K or split-K.
+// Returns whether each CTA of a stream-K configuration gets enough K-tiles, and room for its sums
+// in the workspace, by stream-K or split-K.
 bool can_stream_k(const MatmulSize &size, const GpuFacts &gpu, int config);
 
-// The fastest skinny configuration; kMma64x64 if none can run the problem.
+// Returns the fastest skinny configuration, or kMma64x64 if none can run the problem.
 template <class W>
 int choose_skinny(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const CostModel &model);
 
-// For can_run().
+// Plans a configuration that can run the problem.
 WgmmaPlan plan_wgmma(const MatmulSize &size, const GpuFacts &gpu, const CostModel &model,
                      int config);
 
-// The wgmma configuration of the least estimated time, of those that can run the problem. `choice`
-// stays if there is none, or if it is kSkinny16 and that takes less. `forced`: of this one alone.
+// Chooses the wgmma configuration with the least estimated time. Leaves `choice` unchanged if none
+// can run the problem, or if it is kSkinny16 and that is faster. `forced` restricts the choice to
+// one.
 template <class W>
 void choose_wgmma(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const CostModel &model,
                   std::optional<int> forced, MatmulChoice &choice);
 
-// Leaves multiprocessors, of one group, to a kernel that runs beside wgmma kernels.
+// Takes away multiprocessors of one group, for a kernel that runs beside wgmma kernels.
 void leave_multiprocessors(int count, GpuFacts &gpu);
 
-// Fills in the choice. load(gpu) fills in resident_clusters, which wgmma kernels alone need, so
-// that they are loaded only then; its error, if it is not 0, is returned.
+// Chooses the configuration. load(gpu) loads the wgmma kernels and fills in resident_clusters; it
+// is called only if a wgmma kernel may be chosen. Returns its error, or 0.
 template <class W, class Load>
 auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostModel &model,
                    Load load, MatmulChoice &choice) {

@@ -1,63 +1,87 @@
-// Every kernel configuration of matmul, one row each: the compile matrix and the list of tests and
-// benchmarks. A configuration is an index into the table.
+// Every kernel configuration of the products, one row each: the compile matrix, and the list of
+// tests and benchmarks. A configuration is an index into the table.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
+#include "cuda/weight/transposed.hpp"
+#include "problem.hpp"
+
 namespace nf4::cuda {
 
 enum class MatmulKernel : uint8_t { kMma, kSkinny, kWgmma };
 
-// What a scale multiplies: each weight, as dequantize does, or the fp32 sums of its block.
+// A scale multiplies each weight, as dequantize does, or the fp32 sums of its block.
 enum class ScaleOn : uint8_t { kWeights, kSums };
 
 enum class Schedule : uint8_t { kDataParallel, kStreamK };
 
+// The kinds of weight that products multiply.
+enum class WeightKind : uint8_t { kCodebook, kInt4, kTransposed };
+constexpr WeightKind kind_of(const Weight &) { return WeightKind::kCodebook; }
+constexpr WeightKind kind_of(const Int4Weight &) { return WeightKind::kInt4; }
+constexpr WeightKind kind_of(const TransposedWeight &) { return WeightKind::kTransposed; }
+
 struct MatmulConfig {
   const char *name;
   MatmulKernel kernel;
-  int tile_m;  // of the CTA tile: rows of x
-  int tile_n;  // rows of the weight; of skinny kernels, a warp tile's
+  int tile_m;  // rows of x of a CTA tile
+  int tile_n;  // rows of the weight of a CTA tile; skinny kernels: of a warp tile
   ScaleOn scale_on;
   Schedule schedule;
+  // Bits by WeightKind: the kinds for which there are kernels of one product, and of experts.
+  // Integers have three layouts, so they have fewer kernels (docs/design/matmul-wgmma.md, "Integer
+  // weights"). All kernels of the gradient scale weights.
+  uint8_t kinds;
+  uint8_t expert_kinds;
 };
 
-inline constexpr MatmulConfig kMatmulConfigs[] = {
-    {"mma_64x64", MatmulKernel::kMma, 64, 64, ScaleOn::kWeights, Schedule::kDataParallel},
-    {"skinny_2", MatmulKernel::kSkinny, 2, 16, ScaleOn::kSums, Schedule::kDataParallel},
-    {"skinny_8", MatmulKernel::kSkinny, 8, 16, ScaleOn::kSums, Schedule::kDataParallel},
-    {"skinny_16", MatmulKernel::kSkinny, 16, 16, ScaleOn::kSums, Schedule::kDataParallel},
-    {"wgmma_16x256", MatmulKernel::kWgmma, 16, 256, ScaleOn::kSums, Schedule::kDataParallel},
-    {"wgmma_32x256", MatmulKernel::kWgmma, 32, 256, ScaleOn::kSums, Schedule::kDataParallel},
-    {"wgmma_64x256", MatmulKernel::kWgmma, 64, 256, ScaleOn::kSums, Schedule::kDataParallel},
-    {"wgmma_64x128", MatmulKernel::kWgmma, 64, 128, ScaleOn::kSums, Schedule::kDataParallel},
-    {"wgmma_96x256", MatmulKernel::kWgmma, 96, 256, ScaleOn::kWeights, Schedule::kDataParallel},
-    {"wgmma_128x128", MatmulKernel::kWgmma, 128, 128, ScaleOn::kWeights, Schedule::kDataParallel},
-    {"wgmma_152x128", MatmulKernel::kWgmma, 152, 128, ScaleOn::kWeights, Schedule::kDataParallel},
-    {"wgmma_176x128", MatmulKernel::kWgmma, 176, 128, ScaleOn::kWeights, Schedule::kDataParallel},
-    {"wgmma_208x128", MatmulKernel::kWgmma, 208, 128, ScaleOn::kWeights, Schedule::kDataParallel},
-    {"wgmma_256x128", MatmulKernel::kWgmma, 256, 128, ScaleOn::kWeights, Schedule::kDataParallel},
-    {"wgmma_272x128", MatmulKernel::kWgmma, 272, 128, ScaleOn::kWeights, Schedule::kDataParallel},
-    {"wgmma_304x128", MatmulKernel::kWgmma, 304, 128, ScaleOn::kWeights, Schedule::kDataParallel},
-    {"wgmma_128x128_stream_k", MatmulKernel::kWgmma, 128, 128, ScaleOn::kWeights,
-     Schedule::kStreamK},
-    {"wgmma_152x128_stream_k", MatmulKernel::kWgmma, 152, 128, ScaleOn::kWeights,
-     Schedule::kStreamK},
-    {"wgmma_176x128_stream_k", MatmulKernel::kWgmma, 176, 128, ScaleOn::kWeights,
-     Schedule::kStreamK},
-    {"wgmma_208x128_stream_k", MatmulKernel::kWgmma, 208, 128, ScaleOn::kWeights,
-     Schedule::kStreamK},
-    {"wgmma_256x128_stream_k", MatmulKernel::kWgmma, 256, 128, ScaleOn::kWeights,
-     Schedule::kStreamK},
-    {"wgmma_272x128_stream_k", MatmulKernel::kWgmma, 272, 128, ScaleOn::kWeights,
-     Schedule::kStreamK},
-    {"wgmma_304x128_stream_k", MatmulKernel::kWgmma, 304, 128, ScaleOn::kWeights,
-     Schedule::kStreamK},
-    {"wgmma_32x256_stream_k", MatmulKernel::kWgmma, 32, 256, ScaleOn::kSums, Schedule::kStreamK},
-    {"wgmma_64x128_stream_k", MatmulKernel::kWgmma, 64, 128, ScaleOn::kSums, Schedule::kStreamK},
-    {"wgmma_16x256_stream_k", MatmulKernel::kWgmma, 16, 256, ScaleOn::kSums, Schedule::kStreamK},
+namespace configs {
+
+constexpr uint8_t kNone = 0, kCodebook = 1 << static_cast<int>(WeightKind::kCodebook),
+                  kInt4 = 1 << static_cast<int>(WeightKind::kInt4),
+                  kTransposed = 1 << static_cast<int>(WeightKind::kTransposed),
+                  kAllKinds = kCodebook | kInt4 | kTransposed;
+constexpr MatmulKernel kMma = MatmulKernel::kMma, kSkinny = MatmulKernel::kSkinny,
+                       kWgmma = MatmulKernel::kWgmma;
+constexpr ScaleOn kWeights = ScaleOn::kWeights, kSums = ScaleOn::kSums;
+constexpr Schedule kDataParallel = Schedule::kDataParallel, kStreamK = Schedule::kStreamK;
+
+// clang-format off
+inline constexpr MatmulConfig kConfigs[] = {
+    {"mma_64x64", kMma, 64, 64, kWeights, kDataParallel, kAllKinds, kAllKinds},
+    {"skinny_2", kSkinny, 2, 16, kSums, kDataParallel, kCodebook | kInt4, kCodebook | kInt4},
+    {"skinny_8", kSkinny, 8, 16, kSums, kDataParallel, kAllKinds, kCodebook | kInt4},
+    {"skinny_16", kSkinny, 16, 16, kSums, kDataParallel, kAllKinds, kCodebook | kInt4},
+    {"wgmma_16x256", kWgmma, 16, 256, kSums, kDataParallel, kCodebook | kInt4, kNone},
+    {"wgmma_32x256", kWgmma, 32, 256, kSums, kDataParallel, kCodebook | kInt4, kCodebook | kInt4},
+    {"wgmma_64x256", kWgmma, 64, 256, kSums, kDataParallel, kCodebook, kCodebook},
+    {"wgmma_64x128", kWgmma, 64, 128, kSums, kDataParallel, kAllKinds, kInt4 | kTransposed},
+    {"wgmma_96x256", kWgmma, 96, 256, kWeights, kDataParallel, kNone, kCodebook},
+    {"wgmma_128x128", kWgmma, 128, 128, kWeights, kDataParallel, kAllKinds, kInt4 | kTransposed},
+    {"wgmma_152x128", kWgmma, 152, 128, kWeights, kDataParallel, kCodebook, kCodebook},
+    {"wgmma_176x128", kWgmma, 176, 128, kWeights, kDataParallel, kCodebook | kInt4, kNone},
+    {"wgmma_208x128", kWgmma, 208, 128, kWeights, kDataParallel, kCodebook | kInt4, kCodebook},
+    {"wgmma_256x128", kWgmma, 256, 128, kWeights, kDataParallel, kAllKinds, kTransposed},
+    {"wgmma_272x128", kWgmma, 272, 128, kWeights, kDataParallel, kCodebook, kNone},
+    {"wgmma_304x128", kWgmma, 304, 128, kWeights, kDataParallel, kCodebook, kCodebook},
+    {"wgmma_128x128_stream_k", kWgmma, 128, 128, kWeights, kStreamK, kAllKinds, kNone},
+    {"wgmma_152x128_stream_k", kWgmma, 152, 128, kWeights, kStreamK, kCodebook, kNone},
+    {"wgmma_176x128_stream_k", kWgmma, 176, 128, kWeights, kStreamK, kCodebook, kNone},
+    {"wgmma_208x128_stream_k", kWgmma, 208, 128, kWeights, kStreamK, kCodebook, kNone},
+    {"wgmma_256x128_stream_k", kWgmma, 256, 128, kWeights, kStreamK, kAllKinds, kNone},
+    {"wgmma_272x128_stream_k", kWgmma, 272, 128, kWeights, kStreamK, kCodebook, kNone},
+    {"wgmma_304x128_stream_k", kWgmma, 304, 128, kWeights, kStreamK, kCodebook | kInt4, kNone},
+    {"wgmma_32x256_stream_k", kWgmma, 32, 256, kSums, kStreamK, kCodebook | kInt4, kNone},
+    {"wgmma_64x128_stream_k", kWgmma, 64, 128, kSums, kStreamK, kAllKinds, kNone},
+    {"wgmma_16x256_stream_k", kWgmma, 16, 256, kSums, kStreamK, kCodebook | kInt4, kNone},
 };
+// clang-format on
+
+}  // namespace configs
+
+inline constexpr auto &kMatmulConfigs = configs::kConfigs;
 constexpr int kMatmulConfigCount = sizeof kMatmulConfigs / sizeof kMatmulConfigs[0];
 
 constexpr int config_named(std::string_view name) {
@@ -71,13 +95,7 @@ constexpr int kSkinny2 = config_named("skinny_2");
 constexpr int kSkinny8 = config_named("skinny_8");
 constexpr int kSkinny16 = config_named("skinny_16");
 
-// Compiled for every family of GPUs; those of wgmma, which follow, for Hopper alone.
-constexpr int kFamilyConfigCount = kSkinny16 + 1;
-constexpr int kFirstWgmma = kFamilyConfigCount;
-constexpr int kFirstStreamK = config_named("wgmma_128x128_stream_k");
-
-constexpr int kMaxClusterSize = 8;  // of wgmma kernels: what any GPU allows
-
+constexpr bool is_mma(int config) { return kMatmulConfigs[config].kernel == MatmulKernel::kMma; }
 constexpr bool is_skinny(int config) {
   return kMatmulConfigs[config].kernel == MatmulKernel::kSkinny;
 }
@@ -88,42 +106,44 @@ constexpr bool is_stream_k(int config) {
   return kMatmulConfigs[config].schedule == Schedule::kStreamK;
 }
 
+// Returns the first configuration of which `is` is true.
+constexpr int first_config(bool is(int config)) {
+  int config = 0;
+  while (!is(config)) ++config;
+  return config;
+}
+
+constexpr int kFirstSkinny = first_config(is_skinny);
+constexpr int kSkinnyCount = kSkinny16 - kFirstSkinny + 1;
+
+// The configurations before kFirstWgmma are compiled for every family of GPUs. The wgmma
+// configurations are compiled for Hopper alone, and end with those of stream-K.
+constexpr int kFirstWgmma = first_config(is_wgmma);
+constexpr int kFirstStreamK = first_config(is_stream_k);
+constexpr int kFamilyConfigCount = kFirstWgmma;
+
+constexpr bool configs_in_order() {
+  for (int i = 0; i < kMatmulConfigCount; ++i)
+    if (is_skinny(i) != (i >= kFirstSkinny && i <= kSkinny16) ||
+        is_wgmma(i) != (i >= kFirstWgmma) || is_stream_k(i) != (i >= kFirstStreamK))
+      return false;
+  return true;
+}
+static_assert(configs_in_order());
+
+constexpr int kMaxClusterSize = 8;  // of wgmma kernels: what any GPU allows
+
 // Whether CTAs may share each tile of a stream-K configuration (split-K): not the widest, whose
 // sums fill the registers.
 constexpr bool has_split_k(int config) {
   return is_stream_k(config) && kMatmulConfigs[config].tile_m <= 256;
 }
 
-template <int Count>
-constexpr bool is_named(int config, const std::string_view (&names)[Count]) {
-  for (const std::string_view name : names)
-    if (name == kMatmulConfigs[config].name) return true;
-  return false;
+constexpr bool has_kernel(WeightKind kind, int config) {
+  return (kMatmulConfigs[config].kinds >> static_cast<int>(kind) & 1) != 0;
 }
-
-// Whether there are kernels of a weight with a codebook in the configuration: not in that of
-// experts alone.
-constexpr bool has_codebook_kernel(int config) { return !is_named(config, {"wgmma_96x256"}); }
-
-// Whether there are wgmma kernels of integer weights in the configuration. They have three layouts,
-// so they do without those that gain little (docs/design/matmul-wgmma.md, "Integer weights").
-constexpr bool has_int4_kernel(int config) {
-  constexpr std::string_view kNames[] = {
-      "wgmma_16x256",           "wgmma_32x256",           "wgmma_64x128",
-      "wgmma_128x128",          "wgmma_176x128",          "wgmma_208x128",
-      "wgmma_256x128",          "wgmma_32x256_stream_k",  "wgmma_64x128_stream_k",
-      "wgmma_128x128_stream_k", "wgmma_256x128_stream_k", "wgmma_304x128_stream_k",
-      "wgmma_16x256_stream_k"};
-  return is_named(config, kNames);
-}
-
-// Whether there are kernels of the gradient, which multiplies W^T, in the configuration; all of
-// them scale weights.
-constexpr bool has_grad_kernel(int config) {
-  constexpr std::string_view kNames[] = {"wgmma_64x128",           "wgmma_128x128",
-                                         "wgmma_256x128",          "wgmma_64x128_stream_k",
-                                         "wgmma_128x128_stream_k", "wgmma_256x128_stream_k"};
-  return is_named(config, kNames);
+constexpr bool has_experts_kernel(WeightKind kind, int config) {
+  return (kMatmulConfigs[config].expert_kinds >> static_cast<int>(kind) & 1) != 0;
 }
 
 }  // namespace nf4::cuda

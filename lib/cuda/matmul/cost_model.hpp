@@ -1,6 +1,8 @@
-// The estimated cost of matmul's configurations, in cycles.
+// The estimated cost of matmul's configurations, in cycles at 1.755 GHz: rows by configuration, and
+// a column by kind of weight. Only an H200 and an H100 were timed; other GPUs use the same figures.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "cuda/matmul/configs.hpp"
@@ -9,46 +11,87 @@
 
 namespace nf4::cuda {
 
+using CyclesByConfig = std::array<double, kMatmulConfigCount>;
+
+// The cycles of a K-tile; 0 where there is no kernel.
+struct KTileCycles {
+  std::string_view config;
+  double codebook;
+  double transposed;
+  double gptq;
+  double awq;
+  double compressed_tensors;
+};
+// clang-format off
+inline constexpr KTileCycles kHopperKTiles[] = {
+    {"wgmma_16x256", 1160, 0, 1340, 1240, 1430},
+    {"wgmma_32x256", 1470, 0, 1540, 1370, 1540},
+    {"wgmma_64x256", 2020, 0, 0, 0, 0},
+    {"wgmma_64x128", 1060, 1350, 990, 980, 1090},
+    {"wgmma_128x128", 1650, 1720, 1540, 1390, 1490},
+    {"wgmma_152x128", 1830, 0, 0, 0, 0},
+    {"wgmma_176x128", 1910, 0, 1750, 1600, 1760},
+    {"wgmma_208x128", 2070, 0, 1940, 1860, 1900},
+    {"wgmma_256x128", 2210, 2450, 2270, 2270, 2290},
+    {"wgmma_272x128", 2390, 0, 0, 0, 0},
+    {"wgmma_304x128", 2670, 0, 0, 0, 0},
+    {"wgmma_128x128_stream_k", 1640, 1640, 1490, 1460, 1480},
+    {"wgmma_152x128_stream_k", 1860, 0, 0, 0, 0},
+    {"wgmma_176x128_stream_k", 1980, 0, 0, 0, 0},
+    {"wgmma_208x128_stream_k", 2080, 0, 0, 0, 0},
+    {"wgmma_256x128_stream_k", 2290, 2650, 2490, 2490, 2500},
+    {"wgmma_272x128_stream_k", 2480, 0, 0, 0, 0},
+    {"wgmma_304x128_stream_k", 2810, 0, 2930, 2970, 2910},
+    {"wgmma_32x256_stream_k", 1530, 0, 1540, 1370, 1590},
+    {"wgmma_64x128_stream_k", 1120, 1280, 980, 1020, 1040},
+    {"wgmma_16x256_stream_k", 1250, 0, 1340, 1240, 1430},
+};
+// clang-format on
+
+constexpr CyclesByConfig k_tile_cycles(double KTileCycles::*column) {
+  CyclesByConfig cycles{};
+  for (const KTileCycles &row : kHopperKTiles) cycles[config_named(row.config)] = row.*column;
+  return cycles;
+}
+
 struct CostModel {
-  // wgmma: of a launch, of a tile, and of a K-tile by configuration.
+  // The cycles of a launch, of a tile, and of a K-tile.
   double start;
   double tile;
-  double k_tile[kMatmulConfigCount];
-  // Of a cluster that shares a tile (split-K), of each of its CTAs, and of each sum that is sent.
+  CyclesByConfig k_tile;
+  // A cluster that shares a tile (split-K): of the exchange, of each CTA, of each sum that it
+  // sends.
   double cluster_exchange;
   double cluster_cta;
   double cluster_sum;
-  // Of stream-K, what tiles of up to 128 rows of x cost besides, of each sum of a tile, and of the
-  // same for each further CTA that has a part of it.
+  // Stream-K: of the exchange, in addition for tiles of up to 128 rows of x, of each sum of a tile,
+  // and of each sum for each further CTA that has a part of the tile.
   double stream_k_exchange;
   double stream_k_narrow;
   double stream_k_sum;
   double stream_k_peer;
-  // Of split-K by a stream-K kernel, and of each sum of a tile that exists.
+  // Split-K by a stream-K kernel: of the exchange, and of each sum of a tile that is within y.
   double split_k_exchange;
   double split_k_sum;
-  // skinny_16: of a launch, and of each element of a CTA; wgmma must cost less than this share.
+  // skinny_16: of a launch, and of each weight of a CTA. wgmma is chosen only below skinny16_margin
+  // times that estimate. The strip kernels of integer weights have their own two figures.
   double skinny16_start;
   double skinny16_element;
   double skinny16_margin;
-  double strip16_start;  // of the strip kernels of integer weights, likewise
+  double strip16_start;
   double strip16_element;
-  int64_t skinny2_rows_per_cta;       // from which on skinny_2 is faster than skinny_8
-  int64_t skinny_prefetch_bytes;      // of a CTA's packed weights, into L2 at the start
-  int64_t skinny_prefetch_max_bytes;  // of packed weights that a CTA has, else there is no prefetch
-  int64_t l2_kept_bytes;              // of packed weights that stay in L2 beside x and y
+  int64_t skinny2_rows_per_cta;       // rows of the weight from which skinny_2 beats skinny_8
+  int64_t skinny_prefetch_bytes;      // packed bytes that a CTA prefetches into L2 at its start
+  int64_t skinny_prefetch_max_bytes;  // packed bytes of a CTA above which it prefetches nothing
+  int64_t l2_kept_bytes;              // packed bytes that stay in L2 beside x and y
 };
 
-// Fitted to times in bf16 on an H200 (ten weights) and an H100 (four), with 16 to 4096 rows of x:
-// of these products the choice is within 3.1 % of the fastest kernel, 0.1 % on average. Cycles are
-// at 1.755 GHz.
-inline constexpr CostModel kHopper = {
-    6000,                     // start
-    1500,                     // tile
-    {0,    0,    0,    0,     // k_tile: mma, skinny
-     1160, 1470, 2020, 1060,  // up to 64 rows of x
-     0,    1650, 1830, 1910, 2070, 2210, 2390, 2670, 1640,
-     1860, 1980, 2080, 2290, 2480, 2810, 1530, 1120, 1250},
+// codebook: fitted to times in bf16 of ten weights on an H200 and four on an H100, with 16 to 4096
+// rows of x. The choice is within 3.1 % of the fastest kernel for these products, 0.1 % on average.
+inline constexpr CostModel kCodebookCosts = {
+    6000,  // start
+    1500,  // tile
+    k_tile_cycles(&KTileCycles::codebook),
     1000,    // cluster_exchange
     200,     // cluster_cta
     0.5,     // cluster_sum
@@ -74,12 +117,12 @@ inline constexpr CostModel kHopper = {
     512 << 10,  // skinny_prefetch_max_bytes
     32 << 20};  // l2_kept_bytes
 
-// Of integer weights, by layout, from the times of 171 products in one run on an H200: of the
-// kernels that were timed the one of least cycles was within 5 % of the fastest, 0.2 % on average.
-// Stream-K and split-K from another run, of 90 products.
-constexpr CostModel int4_model(const double (&k_tile)[kMatmulConfigCount]) {
-  CostModel model = kHopper;
-  for (int i = 0; i < kMatmulConfigCount; ++i) model.k_tile[i] = k_tile[i];
+// Integer weights: fitted to the times of 171 products in one run on an H200. The kernel with the
+// fewest cycles is within 5 % of the fastest that was timed, 0.2 % on average. Stream-K and split-K
+// are from another run, of 90 products.
+constexpr CostModel int4_costs(double KTileCycles::*column) {
+  CostModel model = kCodebookCosts;
+  model.k_tile = k_tile_cycles(column);
   model.start = 1730;
   model.tile = 3960;
   model.cluster_exchange = 940;
@@ -96,52 +139,41 @@ constexpr CostModel int4_model(const double (&k_tile)[kMatmulConfigCount]) {
   model.skinny16_margin = 0.98;
   return model;
 }
-inline constexpr CostModel kGptq =
-    int4_model({0,    0, 0, 0,    1340, 1540, 0, 990,  0, 1540, 0,    1750, 1940,
-                2270, 0, 0, 1490, 0,    0,    0, 2490, 0, 2930, 1540, 980,  1340});
-inline constexpr CostModel kAwq =
-    int4_model({0,    0, 0, 0,    1240, 1370, 0, 980,  0, 1390, 0,    1600, 1860,
-                2270, 0, 0, 1460, 0,    0,    0, 2490, 0, 2970, 1370, 1020, 1240});
-inline constexpr CostModel kCompressedTensors =
-    int4_model({0,    0, 0, 0,    1430, 1540, 0, 1090, 0, 1490, 0,    1760, 1900,
-                2290, 0, 0, 1480, 0,    0,    0, 2500, 0, 2910, 1590, 1040, 1430});
+inline constexpr CostModel kGptqCosts = int4_costs(&KTileCycles::gptq);
+inline constexpr CostModel kAwqCosts = int4_costs(&KTileCycles::awq);
+inline constexpr CostModel kCompressedTensorsCosts = int4_costs(&KTileCycles::compressed_tensors);
 
-// Of the gradient, by times on an H200.
-constexpr CostModel grad_model(const double (&k_tile)[kMatmulConfigCount]) {
-  CostModel model = kHopper;
-  for (int i = 0; i < kMatmulConfigCount; ++i) model.k_tile[i] = k_tile[i];
+// The gradient: from times on an H200.
+constexpr CostModel transposed_costs() {
+  CostModel model = kCodebookCosts;
+  model.k_tile = k_tile_cycles(&KTileCycles::transposed);
   model.stream_k_exchange = 1500;
   model.stream_k_narrow = 0;
   model.stream_k_sum = 0.28;
   model.stream_k_peer = 0.06;
   return model;
 }
-inline constexpr CostModel kGrad = grad_model(
-    {0, 0, 0, 0, 0, 0, 0, 1350, 0, 1720, 0, 0, 0, 2450, 0, 0, 1640, 0, 0, 0, 2650, 0, 0, 0, 1280});
+inline constexpr CostModel kTransposedCosts = transposed_costs();
 
-constexpr bool has_k_tiles(const CostModel &model, bool has_kernel(int config)) {
-  for (int i = 0; i < kMatmulConfigCount; ++i)
-    if (model.k_tile[i] == 0 && is_wgmma(i) && has_kernel(i)) return false;
+// Every wgmma kernel has a cost.
+constexpr bool costs_match(const CostModel &model, WeightKind kind) {
+  for (int i = kFirstWgmma; i < kMatmulConfigCount; ++i)
+    if (has_kernel(kind, i) != (model.k_tile[i] != 0)) return false;
   return true;
 }
-// Spot checks of the order, which is that of kMatmulConfigs.
-static_assert(has_k_tiles(kHopper, has_codebook_kernel) && has_k_tiles(kGptq, has_int4_kernel) &&
-              has_k_tiles(kAwq, has_int4_kernel) &&
-              has_k_tiles(kCompressedTensors, has_int4_kernel) &&
-              has_k_tiles(kGrad, has_grad_kernel) &&
-              kHopper.k_tile[config_named("wgmma_64x128")] == 1060 &&
-              kHopper.k_tile[config_named("wgmma_304x128")] == 2670 &&
-              kHopper.k_tile[config_named("wgmma_304x128_stream_k")] == 2810 &&
-              kAwq.k_tile[config_named("wgmma_64x128_stream_k")] == 1020);
+static_assert(costs_match(kCodebookCosts, WeightKind::kCodebook) &&
+              costs_match(kTransposedCosts, WeightKind::kTransposed) &&
+              costs_match(kGptqCosts, WeightKind::kInt4) &&
+              costs_match(kAwqCosts, WeightKind::kInt4) &&
+              costs_match(kCompressedTensorsCosts, WeightKind::kInt4));
 
-// Other GPUs use these models, too; only Hopper's were timed.
-constexpr const CostModel &cost_model() { return kHopper; }
-constexpr const CostModel &cost_model(const Weight &) { return kHopper; }
-constexpr const CostModel &cost_model(const TransposedWeight &) { return kGrad; }
+constexpr const CostModel &cost_model() { return kCodebookCosts; }
+constexpr const CostModel &cost_model(const Weight &) { return kCodebookCosts; }
+constexpr const CostModel &cost_model(const TransposedWeight &) { return kTransposedCosts; }
 constexpr const CostModel &cost_model(const Int4Weight &weight) {
-  return weight.layout == NF4_INT4_GPTQ  ? kGptq
-         : weight.layout == NF4_INT4_AWQ ? kAwq
-                                         : kCompressedTensors;
+  return weight.layout == NF4_INT4_GPTQ  ? kGptqCosts
+         : weight.layout == NF4_INT4_AWQ ? kAwqCosts
+                                         : kCompressedTensorsCosts;
 }
 
 }  // namespace nf4::cuda

@@ -17,8 +17,9 @@ struct Kind {
   using Source = Int4Source<Arch, Layout, kByColumn>;
 
   static void set(Int4MatmulKernels &kernels) {
-    const void **const of = kernels.of[kDtype][kLayout][kByColumn];
-    of[kMma64x64] = (const void *)matmul_mma<Arch, T, Source>;
+    kernels.mma[kDtype][kLayout][kByColumn] = (const void *)matmul_mma<Arch, T, Source>;
+    if constexpr (Arch::kTensorCores)
+      kernels.few[kDtype][kLayout][kByColumn] = (const void *)matmul_mma_few<Arch, T, Source>;
     if constexpr (!kByColumn && Arch::kTensorCores) {
       set_skinny<kSkinny2>(kernels);
       set_skinny<kSkinny8>(kernels);
@@ -33,11 +34,12 @@ struct Kind {
   template <int Config>
   static void set_skinny(Int4MatmulKernels &kernels) {
     constexpr int kMTiles = Config == kSkinny16 ? 2 : 1;
-    const void *&kernel = kernels.of[kDtype][kLayout][kByColumn][Config];
+    constexpr int kIndex = Config - kFirstSkinny;
+    const void *&kernel = kernels.skinny.one[kDtype][kLayout][kIndex];
     if constexpr (takes_strips(Layout, kMatmulConfigs[Config].tile_m, Arch::kTensorMaps)) {
       if constexpr (Arch::kTensorMaps && Config != kSkinny2) {
         kernel = strip<narrow_strip(Layout), kMTiles>();
-        kernels.wide[kDtype][kLayout][Config] = strip<wide_strip(Layout), kMTiles>();
+        kernels.skinny.wide[kDtype][kLayout][kIndex] = strip<wide_strip(Layout), kMTiles>();
       }
     } else {
       using Skinny = std::conditional_t<Layout == NF4_INT4_GPTQ, SkinnyGptq, SkinnyRowPacked>;
@@ -46,14 +48,10 @@ struct Kind {
       kernel = (const void *)int4_matmul_skinny<Arch, T, Skinny, WarpMma>;
     }
   }
-  static void set(Int4FewKernels &kernels) {
-    if constexpr (Arch::kTensorCores)
-      kernels.of[kDtype][kLayout][kByColumn] = (const void *)matmul_mma_few<Arch, T, Source>;
-  }
 };
 
-template <class Arch, class T, class Kernels>
-void set_kernels(Kernels &kernels) {
+template <class Arch, class T>
+void set_kernels(Int4MatmulKernels &kernels) {
   Kind<Arch, T, NF4_INT4_GPTQ, false>::set(kernels);
   Kind<Arch, T, NF4_INT4_GPTQ, true>::set(kernels);
   Kind<Arch, T, NF4_INT4_AWQ, false>::set(kernels);
@@ -62,26 +60,16 @@ void set_kernels(Kernels &kernels) {
   Kind<Arch, T, NF4_INT4_COMPRESSED_TENSORS, true>::set(kernels);
 }
 
-template <class Arch, class Kernels>
-Kernels make_kernels() {
-  Kernels kernels{};
+}  // namespace
+
+template <class Arch>
+Int4MatmulKernels Int4MatmulKernels::make() {
+  Int4MatmulKernels kernels{};
   set_kernels<Arch, __half>(kernels);
   set_kernels<Arch, __nv_bfloat16>(kernels);
   return kernels;
 }
 
-}  // namespace
-
-template <class Arch>
-Int4MatmulKernels Int4MatmulKernels::make() {
-  return make_kernels<Arch, Int4MatmulKernels>();
-}
-template <class Arch>
-Int4FewKernels Int4FewKernels::make() {
-  return make_kernels<Arch, Int4FewKernels>();
-}
-
 template Int4MatmulKernels Int4MatmulKernels::make<NF4_FAMILY>();
-template Int4FewKernels Int4FewKernels::make<NF4_FAMILY>();
 
 }  // namespace nf4::cuda

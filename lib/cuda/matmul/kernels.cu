@@ -13,17 +13,19 @@ namespace {
 
 template <class Arch, class T, class Scales, class WarpMma>
 void set_skinny_kernels(MatmulKernels &kernels, int dtype, int config) {
-  kernels.of[dtype][Scales::kNested][config] =
+  auto &skinny = kernels.skinny;
+  const int index = config - kFirstSkinny;
+  skinny.one[dtype][Scales::kNested][index] =
       (const void *)matmul_skinny<Arch, T, Scales, WarpMma, false>;
-  kernels.lora[dtype][Scales::kNested][config] =
+  skinny.lora[dtype][Scales::kNested][index] =
       (const void *)matmul_skinny<Arch, T, Scales, WarpMma, true>;
-  kernels.batch[dtype][Scales::kNested][config] =
+  skinny.batch[dtype][Scales::kNested][index] =
       (const void *)matmul_skinny_batch<Arch, T, Scales, WarpMma>;
 }
 
 template <class Arch, class T, class Scales>
 void set_kernels(MatmulKernels &kernels, int dtype) {
-  kernels.of[dtype][Scales::kNested][kMma64x64] =
+  kernels.mma[dtype][Scales::kNested] =
       (const void *)matmul_mma<Arch, T, CodebookSource<Arch, Scales>>;
   if constexpr (Arch::kTensorCores && std::is_same_v<T, float>) {
     set_skinny_kernels<Arch, T, Scales, WarpMmaFp32M2>(kernels, dtype, kSkinny2);

@@ -1,4 +1,4 @@
-// The host side of matmul, as device_info, tests and benchmarks see it.
+// The host side of products and their gradient, as device_info, tests and benchmarks see it.
 #pragma once
 
 #include <optional>
@@ -7,27 +7,33 @@
 #include "cuda/matmul/target.hpp"
 #include "cuda/runtime/device.hpp"
 #include "cuda/runtime/families.hpp"
+#include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
 
-// Whether the family has kernels of this configuration for a GPU of this compute capability.
+// Whether the family has kernels of this configuration, for weights with a codebook, on a GPU of
+// this compute capability.
 bool matmul_has(const GpuFamily &family, int config, int compute_capability);
+bool matmul_grad_has(const GpuFamily &family, int config, int compute_capability);
 
 // The configuration that a launch on the stream would use, forced or not.
 nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config);
 nf4_status matmul_config(const Int4MatmulProblem &problem, nf4_stream stream, int &config);
+nf4_status matmul_grad_config(const MatmulProblem &problem, nf4_stream stream, int &config);
 
 // The same for a target whose device is current.
 cudaError_t choose_matmul(const MatmulTarget &target, const MatmulProblem &problem, int &config);
 cudaError_t choose_matmul(const MatmulTarget &target, const Int4MatmulProblem &problem,
                           int &config);
+cudaError_t choose_matmul(const MatmulTarget &target, const GradProblem &problem, int &config);
 
-// For tests: the configuration of every later launch, or kMma64x64 where it cannot run the problem;
-// empty restores the library's choice. Not thread safe.
+// For tests: sets the configuration of every later launch; kMma64x64 stands in where it cannot run
+// the problem. An empty value restores the library's choice. Not thread safe.
 void force_matmul(std::optional<int> config);
+void force_matmul_grad(std::optional<int> config);
 
-// Loads the family's kernels on the device, which is current.
+// Loads the kernels of products and gradients on the device, which is current.
 cudaError_t load_matmul_kernels(const GpuFamily &family, const Device &device);
 
 }  // namespace nf4::cuda

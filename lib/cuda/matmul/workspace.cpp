@@ -3,17 +3,16 @@
 #include <algorithm>
 
 #include "cuda/backend.hpp"
-#include "cuda/matmul/kernel_sets.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
 namespace nf4::cuda {
 namespace {
 
 // The narrowest stream-K tile that holds m rows of x, else the widest.
-constexpr const MatmulConfig &stream_k_config(WgmmaSet set, int64_t m) {
+constexpr const MatmulConfig &stream_k_config(WeightKind kind, int64_t m) {
   int best = -1;
   for (int i = kFirstStreamK; i < kMatmulConfigCount; ++i) {
-    if (!has_kernel(set, i)) continue;
+    if (!has_kernel(kind, i)) continue;
     const int64_t tile_m = kMatmulConfigs[i].tile_m;
     const int64_t best_m = best < 0 ? 0 : int64_t{kMatmulConfigs[best].tile_m};
     const bool holds = tile_m >= m;
@@ -22,21 +21,21 @@ constexpr const MatmulConfig &stream_k_config(WgmmaSet set, int64_t m) {
   return kMatmulConfigs[best];
 }
 
-// So many rows of x fit into a narrower tile than any of stream-K, or into a skinny kernel's that
-// is faster; gradients have none.
-constexpr int no_stream_k_up_to(WgmmaSet set) {
-  int m = set == WgmmaSet::kGrad ? 0 : kMatmulConfigs[kSkinny8].tile_m;
+// Returns the rows of x up to which a narrower tile than any of stream-K holds them, or a skinny
+// kernel is faster; gradients count no skinny kernel.
+constexpr int no_stream_k_up_to(WeightKind kind) {
+  int m = kind == WeightKind::kTransposed ? 0 : kMatmulConfigs[kSkinny8].tile_m;
   for (int i = kFirstWgmma; i < kFirstStreamK; ++i) {
     const int tile_m = kMatmulConfigs[i].tile_m;
-    if (has_kernel(set, i) && tile_m > m && tile_m < stream_k_config(set, 1).tile_m) m = tile_m;
+    if (has_kernel(kind, i) && tile_m > m && tile_m < stream_k_config(kind, 1).tile_m) m = tile_m;
   }
   return m;
 }
 
-// By set: every launch asks for it, many times.
-constexpr int kNoStreamKUpTo[] = {no_stream_k_up_to(WgmmaSet::kCodebook),
-                                  no_stream_k_up_to(WgmmaSet::kIntegers),
-                                  no_stream_k_up_to(WgmmaSet::kGrad)};
+// A table by kind, since every launch asks for it many times.
+constexpr int kNoStreamKUpTo[] = {no_stream_k_up_to(WeightKind::kCodebook),
+                                  no_stream_k_up_to(WeightKind::kInt4),
+                                  no_stream_k_up_to(WeightKind::kTransposed)};
 static_assert(kNoStreamKUpTo[0] == 8 && kNoStreamKUpTo[1] == 8 && kNoStreamKUpTo[2] == 0);
 
 constexpr int sums_of(const MatmulConfig &config) { return config.tile_m * config.tile_n; }
@@ -53,45 +52,19 @@ constexpr bool stream_k_in_order() {
 }
 static_assert(stream_k_in_order(), "sizes must not decrease as m increases");
 
-// Of the largest stream-K tile that the workspace has room for; 0 if there is none.
+// Returns the sums of the largest stream-K tile that the workspace has room for; 0 if there is
+// none.
 int most_sums(const MatmulSize &size) {
-  if (size.m <= kNoStreamKUpTo[static_cast<int>(size.set)] || size.rows == 0 ||
+  if (size.m <= kNoStreamKUpTo[static_cast<int>(size.kind)] || size.rows == 0 ||
       size.dtype == NF4_DTYPE_FP32 || size.cols % kStepK != 0 || size.scale_columns < kStepK)
     return 0;
-  return sums_of(stream_k_config(size.set, size.m));
+  return sums_of(stream_k_config(size.kind, size.m));
 }
 
 }  // namespace
 
-MatmulSize size_of(const MatmulProblem &problem) {
-  const Weight &weight = problem.weight;
-  return {problem.dtype, problem.m,          weight.rows,
-          weight.cols,   weight.blocksize(), WgmmaSet::kCodebook};
-}
-
-MatmulSize size_of(const Int4MatmulProblem &problem) {
-  const Int4Weight &weight = problem.weight;
-  return {problem.dtype,
-          problem.m,
-          weight.rows,
-          weight.cols,
-          weight.g_idx == nullptr ? weight.group_size : 1,
-          WgmmaSet::kIntegers};
-}
-
-// The columns of W^T need not be whole steps, but its rows, which share scales.
-MatmulSize size_of(const GradProblem &problem) {
-  const Weight &weight = problem.weight;
-  return {problem.dtype,
-          problem.m,
-          weight.rows,
-          ceil_divide(weight.cols, kStepK) * kStepK,
-          weight.rows % kStepK == 0 ? weight.blocksize() : 1,
-          WgmmaSet::kGrad};
-}
-
 bool workspace_holds(const MatmulSize &size, int config) {
-  return has_kernel(size.set, config) && sums_of(kMatmulConfigs[config]) <= most_sums(size);
+  return has_kernel(size.kind, config) && sums_of(kMatmulConfigs[config]) <= most_sums(size);
 }
 
 // In a configuration no more CTAs exchange sums than have kMinKTiles each (choose.cpp).
@@ -103,7 +76,7 @@ MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
   const int most = most_sums(size);
   for (int i = kFirstStreamK; most > 0 && i < kMatmulConfigCount; ++i) {
     const MatmulConfig &config = kMatmulConfigs[i];
-    if (!has_kernel(size.set, i) || sums_of(config) > most) continue;
+    if (!has_kernel(size.kind, i) || sums_of(config) > most) continue;
     const int64_t k_tiles =
         count(size.rows, config.tile_n) * count(size.m, config.tile_m) * count(size.cols, kTileK);
     const int64_t config_ctas = std::min(kMaxCtas, k_tiles / kMinKTiles);

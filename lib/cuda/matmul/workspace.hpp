@@ -4,36 +4,35 @@
 #include <cstdint>
 
 #include "cuda/lora/workspace.hpp"
+#include "cuda/matmul/configs.hpp"
 #include "cuda/weight/transposed.hpp"
 #include "problem.hpp"
 
 namespace nf4::cuda {
 
-// Which wgmma configurations there are.
-enum class WgmmaSet : uint8_t { kCodebook, kIntegers, kGrad };
-
-// What the workspace of a product depends on.
+// The workspace of a product depends on these.
 struct MatmulSize {
   nf4_dtype dtype;
   int64_t m;
   int64_t rows;
   int64_t cols;
-  int64_t scale_columns;  // that share a scale, from a multiple of them on
-  WgmmaSet set;
+  int64_t scale_columns;  // the columns of an aligned run that shares a scale
+  WeightKind kind;
 };
 MatmulSize size_of(const MatmulProblem &problem);
 MatmulSize size_of(const Int4MatmulProblem &problem);
 MatmulSize size_of(const GradProblem &problem);
 
-// Whether a stream-K configuration is one that the workspace of such a product is made for.
+// Returns whether the workspace of such a product has room for a stream-K configuration.
 bool workspace_holds(const MatmulSize &size, int config);
 
-// What the stream-K kernels exchange: a flag for each warp of a CTA, then the partial sums
-// of each CTA. Which GPU it will be is not known here, so it is large enough for any Hopper.
+// The part of the workspace that stream-K kernels exchange sums through: a flag for each warp of a
+// CTA, then the partial sums of each CTA. The GPU is not known here, so it is large enough for any
+// Hopper GPU.
 struct MatmulWorkspace {
   static constexpr int64_t kMaxCtas = 144;
-  static constexpr int64_t kFlags = 16;     // of a CTA, of 8 bytes: a warp's each, up to 128 bytes
-  static constexpr int64_t kMinKTiles = 4;  // of a CTA
+  static constexpr int64_t kFlags = 16;  // flags of a CTA, of 8 bytes: one a warp, 128 bytes in all
+  static constexpr int64_t kMinKTiles = 4;  // the fewest K-tiles of a CTA
 
   int64_t ctas = 0;
   int64_t sums_bytes = 0;
@@ -45,10 +44,12 @@ struct MatmulWorkspace {
   int64_t bytes() const { return flags_bytes() + sums_bytes; }
 };
 
-// Of the adapter, behind the rest of a product's or gradient's workspace (lora/workspace.hpp).
+// Returns the bytes of the adapter's part, which lies behind the rest of the workspace of a product
+// or gradient (lora/workspace.hpp).
 int64_t lora_workspace_bytes(const MatmulProblem &problem);
 
-// Of x with its columns in the order of the weight's, behind MatmulWorkspace; 0 if they are.
+// Returns the bytes of the copy of x with its columns in the order of the weight's, which lies
+// behind MatmulWorkspace; 0 if x needs no copy.
 int64_t permuted_x_bytes(const Int4MatmulProblem &problem);
 
 }  // namespace nf4::cuda

@@ -1,4 +1,4 @@
-// What a skinny kernel of the gradient gets. No device code: launches are ordinary C++.
+// The arguments of a skinny kernel of the gradient. No device code: launches are ordinary C++.
 #pragma once
 
 #include "core/formats.hpp"

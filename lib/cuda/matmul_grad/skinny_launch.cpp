@@ -17,25 +17,6 @@ cudaError_t allow_grad_skinny(const GpuFamily &family, const Device &device) {
                              known[&family - kGpuFamilies]);
 }
 
-// Strips are whole, two blocks share a nested block, and numbers of blocks have 31 bits.
-bool grad_skinny_can_run(const GradProblem &problem, const GpuFacts &gpu, int config) {
-  constexpr int64_t kMaxSide = int64_t{1} << 30;
-  constexpr int64_t kMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
-  const Weight &weight = problem.weight;
-  const int max_m = kMatmulConfigs[config].tile_m;
-  if (weight.rows > kMaxSide || weight.cols > kMaxSide) return false;
-  if (!gpu.tensor_maps || config == kSkinny2 || problem.m > max_m) return false;
-  if (problem.dtype == NF4_DTYPE_FP32 || weight.codebook != nullptr || weight.cols == 0)
-    return false;
-  if (problem.lora.rank > 0) return false;  // their epilogue does not add it
-  return weight.blocksize() == kGradBlocksize && weight.nested_blocksize_log2 != 0 &&
-         weight.rows % strip_rows(kGradWarpsN) == 0 &&
-         weight.blocks < std::numeric_limits<int>::max() / 2 - 8 * weight.rows &&
-         is_multiple(weight.packed, 16) && is_multiple(weight.absmax, weight.nested() ? 2 : 8) &&
-         has_x_vectors(problem) && (problem.m == 1 || problem.x_stride < kMaxPitch) &&
-         gpu.shared_bytes >= grad_strip_smem(max_m).bytes;
-}
-
 cudaError_t launch_grad_skinny(const MatmulTarget &target, const GradProblem &problem,
                                MatmulArgs matmul, int config) {
   cudaError_t error = allow_grad_skinny(*target.family, target.device);

@@ -12,8 +12,6 @@ namespace nf4::cuda {
 // The family's kernels may use the device's shared memory only after this, which is current.
 cudaError_t allow_grad_skinny(const GpuFamily &family, const Device &device);
 
-bool grad_skinny_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
-
 // For what can run. `args`: of W^T.
 cudaError_t launch_grad_skinny(const MatmulTarget &target, const GradProblem &problem,
                                MatmulArgs args, int config);

@@ -1,4 +1,4 @@
-// What the kernels of a grouped matmul get. No device code: launches are ordinary C++.
+// The arguments of the kernels of a grouped matmul. No device code: launches are ordinary C++.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace nf4::cuda {
 
-// Which rows of y and x an expert has, all of it in device memory.
+// The rows of y and x that each expert has, in device memory.
 struct Groups {
   const int32_t *ends;     // [experts], the end of each expert's rows of y
   const int32_t *x_index;  // [rows], or NULL: the row of x is that of y
@@ -19,8 +19,8 @@ struct Groups {
   int32_t rows;  // of y
 };
 
-// Of mma kernels, by what a product of one weight gets. The weight is an expert's, the first of the
-// stack; m is the number of rows of x.
+// The arguments of mma kernels, which extend those of a product of one weight. The weight is the
+// first expert of the stack; m is the number of rows of x.
 template <class Args>
 struct GroupedArgsOf : Args {
   Groups groups;

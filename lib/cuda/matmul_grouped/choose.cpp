@@ -8,66 +8,12 @@
 #include "core/int4.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
-#include "cuda/matmul_grouped/wgmma_configs.hpp"
 
 namespace nf4::cuda {
 namespace {
 
-constexpr int64_t kMaxRows = int64_t{1} << 30;  // of a tensor map
-
-// What a CTA tile takes: cycles of its multiprocessor for so many columns, and of each row of x
-// that it is multiplied with, and beside them. Fitted by hand to times of forced kernels on an H200
-// (docs/design/matmul-grouped.md), and taken for other GPUs as they are.
-struct Cost {
-  int config;
-  int columns;
-  double cycles;
-  double row_cycles;
-  double tile_cycles;
-};
-constexpr Cost kCosts[] = {
-    {kMma64x64, 64, 1800, 0, 0},
-    {kSkinny2, kWarpTileK, 165, 0, 0},
-    {kSkinny8, kWarpTileK, 195, 0, 0},
-    {kSkinny16, kWarpTileK, 280, 0, 0},
-    {config_named("wgmma_32x256"), 128, 1450, 0, 5500},
-    {config_named("wgmma_64x256"), 128, 760, 22, 5500},
-    {config_named("wgmma_96x256"), 128, 1240, 9, 10500},
-    {config_named("wgmma_152x128"), 128, 60, 11.9, 4500},
-    {config_named("wgmma_208x128"), 128, 2150, 0, 7500},
-    {config_named("wgmma_304x128"), 128, 2570, 0, 12000},
-};
-constexpr Cost kGradCosts[] = {
-    {kMma64x64, 64, 1800, 0, 0},
-    {config_named("wgmma_64x128"), 128, 1220, 0, 5500},
-    {config_named("wgmma_128x128"), 128, 410, 12.75, 3500},
-    {config_named("wgmma_256x128"), 128, 2740, 0, 5500},
-};
-// mma and skinny as NF4's.
-constexpr Cost kInt4Costs[] = {
-    {kMma64x64, 64, 1800, 0, 0},
-    {kSkinny2, kWarpTileK, 165, 0, 0},
-    {kSkinny8, kWarpTileK, 195, 0, 0},
-    {kSkinny16, kWarpTileK, 280, 0, 0},
-    {config_named("wgmma_32x256"), 128, 1540, 0, 5500},
-    {config_named("wgmma_64x128"), 128, 990, 0, 5000},
-    {config_named("wgmma_128x128"), 128, 940, 4.7, 5000},
-};
-
-struct CostList {
-  const Cost *first;
-  const Cost *last;
-  const Cost *begin() const { return first; }
-  const Cost *end() const { return last; }
-};
-CostList costs_of(const Weight &) { return {std::begin(kCosts), std::end(kCosts)}; }
-CostList costs_of(const TransposedWeight &) {
-  return {std::begin(kGradCosts), std::end(kGradCosts)};
-}
-CostList costs_of(const Int4Weight &) { return {std::begin(kInt4Costs), std::end(kInt4Costs)}; }
-
-// Of a tile with so many rows of x.
-double tile_cycles(const Cost &cost, int64_t columns, int rows) {
+// Returns the cycles of a tile with so many rows of x.
+double tile_cycles(const ExpertsCost &cost, int64_t columns, int rows) {
   const MatmulConfig &config = kMatmulConfigs[cost.config];
   int multiplied = config.tile_m;
   for (const int fewer : fewer_rows(config).of)
@@ -85,7 +31,7 @@ struct Chunks {
 // Rows that come at random are about normally distributed around their mean, with a variance as
 // large as it.
 template <class W>
-Chunks mean_chunks(const GroupedProblemOf<W> &problem, const Cost &cost) {
+Chunks mean_chunks(const GroupedProblemOf<W> &problem, const ExpertsCost &cost) {
   constexpr double kOctiles[] = {0.157, 0.489, 0.887, 1.534};  // the middles of eight equal parts
   const int tile_m = kMatmulConfigs[cost.config].tile_m;
   const double mean = static_cast<double>(problem.m) / problem.experts;
@@ -115,7 +61,8 @@ double gather_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
 }
 
 template <class W>
-double estimated_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu, const Cost &cost) {
+double estimated_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu,
+                        const ExpertsCost &cost) {
   const Chunks chunks = mean_chunks(problem, cost);
   const double n_tiles =
       static_cast<double>(problem.experts * expert_n_tiles(problem, cost.config));
@@ -127,33 +74,15 @@ double estimated_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu,
          (problem.x_index == nullptr ? 0 : gather_cycles(problem, gpu));
 }
 
-bool skinny_can_run_experts(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
-  return problem.weight.rows <= kMaxRows &&
-         skinny_can_run(two_rows(problem, expert_weight(problem)), gpu, config);
-}
-bool skinny_can_run_experts(const GroupedGradProblem &, const GpuFacts &, int) { return false; }
-// There is a row of x, which is read where rows do not exist. Each expert begins with a word of
-// zero points and a vector of scales.
-bool skinny_can_run_experts(const Int4GroupedProblem &problem, const GpuFacts &gpu, int config) {
-  const Int4Weight stack = stack_weight(problem);
-  return problem.weight.layout != NF4_INT4_AWQ && gpu.tensor_maps && problem.x_rows > 0 &&
-         problem.weight.rows % kInt4Unit == 0 && stack.rows <= kMaxRows && stack.cols <= kMaxRows &&
-         skinny_tiles_can_run(two_rows(problem, problem.weight), gpu, config);
-}
-
-// Of experts one after another along N, words of zero points begin with one.
-bool begins_words(const Weight &, int64_t) { return true; }
-bool begins_words(const Int4Weight &weight, int64_t expert_rows) {
-  return stacked_along_k(weight) || weight.zeros == nullptr || expert_rows % kInt4PerWord == 0;
-}
-
 template <class W>
 bool wgmma_can_run_experts(const GroupedProblemOf<W> &problem, const GpuFacts &gpu, int config) {
-  const bool has_x = problem.x_index != nullptr ? gathered_bytes(problem) > 0
-                                                : problem.x_rows > 0 && problem.x_rows <= kMaxRows;
+  const bool has_x = problem.x_index != nullptr
+                         ? gathered_bytes(problem) > 0
+                         : problem.x_rows > 0 && problem.x_rows <= kMaxMapRows;
   const W stack = stack_weight(problem);
-  return has_grouped_wgmma<W>(config) && has_x && problem.m <= kMaxRows && stack.rows <= kMaxRows &&
-         stack.cols <= kMaxRows && begins_words(problem.weight, problem.expert_rows()) &&
+  return has_experts_kernel(kind_of(problem.weight), config) && has_x && problem.m <= kMaxMapRows &&
+         stack.rows <= kMaxMapRows && stack.cols <= kMaxMapRows &&
+         begins_words(problem.weight, problem.expert_rows()) &&
          wgmma_shape_can_run(two_rows(problem, wgmma_weight(problem)), gpu, config);
 }
 
@@ -161,7 +90,7 @@ bool wgmma_can_run_experts(const GroupedProblemOf<W> &problem, const GpuFacts &g
 
 template <class W>
 bool grouped_can_run(const GroupedProblemOf<W> &problem, const GpuFacts &gpu, int config) {
-  if (config == kMma64x64) return true;
+  if (is_mma(config)) return true;
   // Numbers of tiles have 31 bits.
   if (max_chunks(problem, kMatmulConfigs[config].tile_m) >
       std::numeric_limits<int>::max() / 2 / expert_n_tiles(problem, config))
@@ -174,7 +103,7 @@ template <class W>
 int choose_grouped(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
   int best = kMma64x64;
   double least = std::numeric_limits<double>::infinity();
-  for (const Cost &cost : costs_of(problem.weight)) {
+  for (const ExpertsCost &cost : experts_costs(problem.weight)) {
     if (!grouped_can_run(problem, gpu, cost.config)) continue;
     const double cycles = estimated_cycles(problem, gpu, cost);
     if (cycles >= least) continue;

@@ -27,7 +27,7 @@ void set_kernels(GroupedKernels &kernels, int dtype) {
 }
 
 template <class Arch, class T, class Layout>
-void set_int4_skinny(const void *(&kernels)[kGroupedSkinnyCount]) {
+void set_int4_skinny(const void *(&kernels)[kSkinnyCount]) {
   kernels[0] = (const void *)int4_matmul_grouped_skinny<Arch, T, Layout, Int4MmaM2<T, Layout>>;
   kernels[1] = (const void *)int4_matmul_grouped_skinny<Arch, T, Layout, Int4MmaM8<T, Layout, 1>>;
   kernels[2] = (const void *)int4_matmul_grouped_skinny<Arch, T, Layout, Int4MmaM8<T, Layout, 2>>;

@@ -1,9 +1,9 @@
 // The kernels of a grouped matmul of a GPU family (runtime/families.hpp).
 #pragma once
 
-namespace nf4::cuda {
+#include "cuda/matmul/configs.hpp"
 
-constexpr int kGroupedSkinnyCount = 3;  // for chunks of 2, 8 and 16 rows of x
+namespace nf4::cuda {
 
 // [dtype - NF4_DTYPE_FP16], then [nested], or of integers [layout - NF4_INT4_GPTQ]. The args of mma
 // kernels are GroupedArgsOf<>.
@@ -12,8 +12,8 @@ struct GroupedKernels {
   const void *grad_mma[2][2];
   const void *int4_mma[2][3];
   // args: GroupedSkinnyArgs, GroupedInt4SkinnyArgs; NULL: there is none
-  const void *skinny[2][2][kGroupedSkinnyCount];
-  const void *int4_skinny[2][3][kGroupedSkinnyCount];
+  const void *skinny[2][2][kSkinnyCount];
+  const void *int4_skinny[2][3][kSkinnyCount];
 
   template <class Arch>
   static GroupedKernels make();

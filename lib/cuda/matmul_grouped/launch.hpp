@@ -1,8 +1,9 @@
-// What launches of grouped products have in common.
+// The parts that launches of grouped products share.
 #pragma once
 
 #include <type_traits>
 
+#include "cuda/matmul/launch.hpp"
 #include "cuda/matmul/target.hpp"
 #include "cuda/matmul_grouped/args.hpp"
 #include "cuda/matmul_grouped/choose.hpp"
@@ -11,33 +12,8 @@
 namespace nf4::cuda {
 
 template <class W>
-struct ArgsOf {
-  using Matmul = MatmulArgs;
-  using Wgmma = WgmmaArgs;
-};
-template <>
-struct ArgsOf<Int4Weight> {
-  using Matmul = Int4MatmulArgs;
-  using Wgmma = Int4WgmmaArgs;
-};
-
-inline int64_t stored_cols(const Weight &weight) { return weight.cols; }
-inline int64_t stored_cols(const TransposedWeight &weight) { return weight.rows; }
-inline int64_t stored_cols(const Int4Weight &weight) { return weight.cols; }
-
-template <class W>
-typename ArgsOf<W>::Matmul matmul_args(const GroupedProblemOf<W> &problem, const W &weight) {
-  typename ArgsOf<W>::Matmul args{};
-  args.weight = view_of(weight);
-  args.x = problem.x;
-  args.bias = problem.bias;
-  args.y = problem.y;
-  args.m = problem.x_rows;
-  args.x_stride = problem.x_stride;
-  args.y_stride = problem.y_stride;
-  args.x_vectors = has_x_vectors(two_rows(problem, weight));
-  args.whole_words = is_multiple(weight.packed, 16) && stored_cols(weight) % 32 == 0;
-  return args;
+typename ArgsOf<W>::Matmul experts_args(const GroupedProblemOf<W> &problem, const W &weight) {
+  return matmul_args(problem, weight, problem.x_rows, has_x_vectors(two_rows(problem, weight)));
 }
 
 template <class W>
@@ -51,9 +27,9 @@ Groups groups_of(const GroupedProblemOf<W> &problem) {
           static_cast<int32_t>(problem.m)};
 }
 
-// Kinds of weight that skinny kernels multiply.
+// Whether skinny kernels multiply the kind of weight.
 template <class W>
-constexpr bool kHasGroupedSkinny = !std::is_same_v<W, TransposedWeight>;
+constexpr bool kHasGroupedSkinny = has_experts_kernel(kind_of(W{}), kSkinny2);
 
 cudaError_t launch_grouped_skinny(const MatmulTarget &target, const GroupedProblem &problem,
                                   int config);

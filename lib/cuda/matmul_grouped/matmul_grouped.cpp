@@ -15,7 +15,6 @@
 #include "cuda/matmul_grouped/kernels.hpp"
 #include "cuda/matmul_grouped/launch.hpp"
 #include "cuda/matmul_grouped/wgmma_args.hpp"
-#include "cuda/matmul_grouped/wgmma_configs.hpp"
 #include "status.hpp"
 
 namespace nf4::cuda {
@@ -29,54 +28,31 @@ int choose(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
   return grouped_can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
 }
 
-// ---- What the kinds of weight differ in ---------------------------------------------------
+constexpr const char *launching_experts(const Weight &) { return "launching matmul_grouped"; }
+constexpr const char *launching_experts(const TransposedWeight &) {
+  return "launching matmul_grouped_grad";
+}
+constexpr const char *launching_experts(const Int4Weight &) {
+  return "launching int4_matmul_grouped";
+}
 
-const char *launching(const Weight &) { return "launching matmul_grouped"; }
-const char *launching(const TransposedWeight &) { return "launching matmul_grouped_grad"; }
-const char *launching(const Int4Weight &) { return "launching int4_matmul_grouped"; }
-
-// A weight without elements has no scales, of either kind.
-bool is_nested(const Weight &weight) { return weight.nested() && weight.elements != 0; }
+// ---- mma ----------------------------------------------------------------------------------
 
 const void *mma_kernel(const GroupedKernels &kernels, const GroupedProblem &problem) {
-  return kernels.mma[problem.dtype - NF4_DTYPE_FP16][is_nested(problem.weight)];
+  return kernels.mma[problem.dtype - NF4_DTYPE_FP16][reads_nested(problem.weight)];
 }
 const void *mma_kernel(const GroupedKernels &kernels, const GroupedGradProblem &problem) {
-  return kernels.grad_mma[problem.dtype - NF4_DTYPE_FP16][is_nested(problem.weight)];
+  return kernels.grad_mma[problem.dtype - NF4_DTYPE_FP16][reads_nested(problem.weight)];
 }
 const void *mma_kernel(const GroupedKernels &kernels, const Int4GroupedProblem &problem) {
   return kernels.int4_mma[problem.dtype - NF4_DTYPE_FP16][problem.weight.layout - NF4_INT4_GPTQ];
 }
 
-const WgmmaKernels &wgmma_kernels(const Device &device, const Weight &) {
-  return *exact_kernels_for<GroupedWgmmaKernels>(device.compute_capability);
-}
-const WgmmaKernels &wgmma_kernels(const Device &device, const TransposedWeight &) {
-  return *exact_kernels_for<GroupedGradWgmmaKernels>(device.compute_capability);
-}
-template <nf4_int4_layout Layout>
-const WgmmaKernels &int4_wgmma_kernels(const Device &device) {
-  return *exact_kernels_for<GroupedInt4WgmmaKernels<Layout>>(device.compute_capability);
-}
-const WgmmaKernels &wgmma_kernels(const Device &device, const Int4Weight &weight) {
-  if (weight.layout == NF4_INT4_GPTQ) return int4_wgmma_kernels<NF4_INT4_GPTQ>(device);
-  if (weight.layout == NF4_INT4_AWQ) return int4_wgmma_kernels<NF4_INT4_AWQ>(device);
-  return int4_wgmma_kernels<NF4_INT4_COMPRESSED_TENSORS>(device);
-}
-
-// The wgmma kernels of codebooks are loaded, or of integers of a layout, or of the gradient.
-ContextFlag loaded[NF4_INT4_COMPRESSED_TENSORS + 2];
-ContextFlag &loaded_of(const Weight &) { return loaded[0]; }
-ContextFlag &loaded_of(const Int4Weight &weight) { return loaded[weight.layout]; }
-ContextFlag &loaded_of(const TransposedWeight &) { return loaded[NF4_INT4_COMPRESSED_TENSORS + 1]; }
-
-// ---- mma ----------------------------------------------------------------------------------
-
 template <class W>
 cudaError_t launch_mma(const MatmulTarget &target, const GroupedProblemOf<W> &problem) {
   using Args = typename ArgsOf<W>::Matmul;
   GroupedArgsOf<Args> args{};
-  static_cast<Args &>(args) = matmul_args(problem, expert_weight(problem));
+  static_cast<Args &>(args) = experts_args(problem, expert_weight(problem));
   args.groups = groups_of(problem);
   const int64_t tiles = max_chunks(problem, kMmaTileM) * expert_n_tiles(problem, kMma64x64);
   const int64_t ctas = std::min<int64_t>(tiles, target.gpu.multiprocessors * 2);
@@ -86,18 +62,17 @@ cudaError_t launch_mma(const MatmulTarget &target, const GroupedProblemOf<W> &pr
 
 // ---- wgmma --------------------------------------------------------------------------------
 
-const void *const &gather_kernel(const Device &device) {
-  return exact_kernels_for<GroupedWgmmaKernels>(device.compute_capability)->gather;
+const GatherKernels &gather_kernels(const Device &device) {
+  return *exact_kernels_for<GatherKernels>(device.compute_capability);
 }
 
-template <class W>
-cudaError_t load_wgmma(const Device &device, const W &weight) {
-  ContextFlag &flag = loaded_of(weight);
-  if (flag.has(device.index)) return cudaSuccess;
-  cudaError_t error = allow_shared_memory(wgmma_kernels(device, weight));
-  if (error == cudaSuccess) error = load_kernels(&gather_kernel(device), 1);
-  if (error == cudaSuccess) flag.set(device.index);
-  return error;
+cudaError_t load_wgmma(const Device &device, WgmmaTable table) {
+  static ContextFlag gather;
+  if (!gather.has(device.index)) {
+    if (const cudaError_t error = load_kernels(gather_kernels(device))) return error;
+    gather.set(device.index);
+  }
+  return load_wgmma_kernels(device, table, /*experts=*/true);
 }
 
 // The problem with rows of x in the order of y's, once gather_rows has copied them.
@@ -123,20 +98,21 @@ cudaError_t gather_x(const MatmulTarget &target, const GroupedProblemOf<W> &prob
                         static_cast<int>(problem.x_columns() / 8)};
   const int64_t ctas = std::min<int64_t>(ceil_divide(problem.m, kGatherThreads / 32),
                                          target.gpu.multiprocessors * 8);
-  return target.launch(gather_kernel(target.device), ctas, kGatherThreads, args);
+  return target.launch(gather_kernels(target.device).gather, ctas, kGatherThreads, args);
 }
 
 template <class W>
 cudaError_t launch_wgmma(const MatmulTarget &target, const GroupedProblemOf<W> &given, int config) {
-  cudaError_t error = load_wgmma(target.device, given.weight);
+  cudaError_t error = load_wgmma(target.device, table_of(given.weight));
   if (error != cudaSuccess) return error;
   error = gather_x(target, given);
   if (error != cudaSuccess) return error;
   const GroupedProblemOf<W> problem = in_row_order(given);
-  const WgmmaKernel &kernel = wgmma_kernels(target.device, problem.weight).of[config - kFirstWgmma];
+  const WgmmaKernel &kernel = (*find_wgmma_kernels(
+      target.device.compute_capability, table_of(problem.weight), /*experts=*/true))[config];
   const W weight = wgmma_weight(problem);
   GroupedWgmmaArgsOf<typename ArgsOf<W>::Wgmma> args{};
-  args.matmul = matmul_args(problem, weight);
+  args.matmul = experts_args(problem, weight);
   args.groups = groups_of(problem);
   args.expert_n_tiles = static_cast<int>(expert_n_tiles(problem, config));
   args.cluster_size = 1;
@@ -167,7 +143,7 @@ cudaError_t launch_config(const MatmulTarget &target, const GroupedProblemOf<W> 
 // Calls visit(target, configuration), which returns a cudaError_t, with the device current.
 template <class W, class Visit>
 nf4_status with_choice(const GroupedProblemOf<W> &problem, nf4_stream stream, const Visit &visit) {
-  return launch_on_device(problem.operands, stream, launching(problem.weight),
+  return launch_on_device(problem.operands, stream, launching_experts(problem.weight),
                           [&](const LaunchTarget &where) {
                             const MatmulTarget target{where, facts_of(where)};
                             return visit(target, choose(problem, target.gpu));
@@ -214,14 +190,14 @@ void force_matmul_grouped(std::optional<int> config) { forced_config = config; }
 
 template <class W>
 bool matmul_grouped_has(const GpuFamily &family, int config, int compute_capability) {
-  if (config == kMma64x64) return true;
+  if (!has_experts_kernel(kind_of(W{}), config)) return false;
+  if (is_mma(config)) return true;
   if (is_skinny(config))
-    return std::is_same_v<W, Weight> ? family.tensor_cores
-                                     : kHasGroupedSkinny<W> && family.tensor_maps;
+    return std::is_same_v<W, Weight> ? family.tensor_cores : family.tensor_maps;
   LaunchTarget target{};
   target.family = &family;
   target.device.compute_capability = compute_capability;
-  return has_grouped_wgmma<W>(config) && facts_of(target).wgmma;
+  return facts_of(target).wgmma;
 }
 template bool matmul_grouped_has<Weight>(const GpuFamily &, int, int);
 template bool matmul_grouped_has<TransposedWeight>(const GpuFamily &, int, int);
@@ -234,13 +210,8 @@ cudaError_t load_matmul_grouped_kernels(const GpuFamily &family, const Device &d
   target.family = &family;
   target.device = device;
   if (error != cudaSuccess || !facts_of(target).wgmma) return error;
-  error = load_wgmma(device, Weight{});
-  if (error == cudaSuccess) error = load_wgmma(device, TransposedWeight{});
-  for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ, NF4_INT4_COMPRESSED_TENSORS}) {
-    Int4Weight weight{};
-    weight.layout = layout;
-    if (error == cudaSuccess) error = load_wgmma(device, weight);
-  }
+  for (int table = 0; table < kWgmmaTableCount; ++table)
+    if (error == cudaSuccess) error = load_wgmma(device, static_cast<WgmmaTable>(table));
   return error;
 }
 

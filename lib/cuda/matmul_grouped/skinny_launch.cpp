@@ -35,7 +35,7 @@ int plan_groups(Args &args, const Plan &plan) {
   if (work.group_tiles >= most) return smem_bytes;
   const int share = std::min(tiles, work.cta_units + (work.big_ctas > 0));
   smem_bytes = plan(share);
-  // Of several groups, those that give all warps as many rows of tiles.
+  // Makes several groups such that all warps have the same number of rows of tiles.
   if (work.group_tiles < share && work.group_tiles > work.n_warps)
     work.group_tiles -= work.group_tiles % work.n_warps;
   return smem_bytes;
@@ -59,7 +59,7 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const GroupedProbl
   const Weight &weight = problem.weight;
   const int max_m = kMatmulConfigs[config].tile_m;
   GroupedSkinnyArgs args{};
-  args.matmul = matmul_args(problem, weight);
+  args.matmul = experts_args(problem, weight);
   args.codebook = rounded_codebook(args.matmul.weight, problem.dtype);
   const int64_t ctas = plan_tiles(target, problem, config, args);
   const SkinnySmem smem = skinny_smem_of(problem.dtype, max_m, target.gpu.tensor_maps);
@@ -72,7 +72,7 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const GroupedProbl
   }
   const void *const kernel =
       kernels_of<GroupedKernels>(*target.family)
-          .skinny[problem.dtype - NF4_DTYPE_FP16][weight.nested()][config - kSkinny2];
+          .skinny[problem.dtype - NF4_DTYPE_FP16][weight.nested()][config - kFirstSkinny];
   return launch({kernel, ctas, kSkinnyThreads, target.family->pdl, target.stream, smem_bytes},
                 args);
 }
@@ -82,7 +82,7 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const Int4GroupedP
   cudaError_t error = allow_grouped_skinny(*target.family, target.device);
   if (error != cudaSuccess) return error;
   GroupedInt4SkinnyArgs args{};
-  args.matmul = matmul_args(problem, expert_weight(problem));
+  args.matmul = experts_args(problem, expert_weight(problem));
   const int64_t ctas = plan_tiles(target, problem, config, args);
   const SkinnySmem smem = int4_skinny_smem(kMatmulConfigs[config].tile_m);
   const int smem_bytes = plan_groups(
@@ -92,7 +92,7 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const Int4GroupedP
   const void *const kernel =
       kernels_of<GroupedKernels>(*target.family)
           .int4_skinny[problem.dtype - NF4_DTYPE_FP16][problem.weight.layout - NF4_INT4_GPTQ]
-                      [config - kSkinny2];
+                      [config - kFirstSkinny];
   return launch({kernel, ctas, kSkinnyThreads, target.family->pdl, target.stream, smem_bytes},
                 args);
 }

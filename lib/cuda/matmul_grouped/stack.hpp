@@ -9,7 +9,8 @@ namespace nf4::cuda {
 
 using GroupedGradProblem = GroupedProblemOf<TransposedWeight>;
 
-// Of a problem whose x is dY and whose y is dX. The weight is that of one expert.
+// Returns the gradient's product for a problem whose x is dY and whose y is dX. The weight is one
+// expert's.
 inline GroupedGradProblem transposed(const GroupedProblem &problem) {
   GroupedGradProblem grad{};
   static_cast<Weight &>(grad.weight) = problem.weight;
@@ -31,7 +32,7 @@ inline GroupedGradProblem transposed(const GroupedProblem &problem) {
   return grad;
 }
 
-// One expert's, the first. Sizes other than rows and columns stay the stack's.
+// Returns the weight of the first expert. Sizes other than rows and columns stay the stack's.
 inline Weight expert_weight(const GroupedProblem &problem) {
   Weight weight = problem.weight;
   weight.rows = problem.expert_rows();
@@ -42,15 +43,15 @@ W expert_weight(const GroupedProblemOf<W> &problem) {
   return problem.weight;
 }
 
-// Whether experts lie one after another along K, as if they were columns of one weight, else along
-// N, as its rows.
+// Returns whether the experts lie one after another along K, as if they were columns of one weight,
+// or else along N, as its rows.
 inline bool stacked_along_k(const Weight &) { return false; }
 inline bool stacked_along_k(const TransposedWeight &) { return true; }
 inline bool stacked_along_k(const Int4Weight &weight) {
   return weight.layout != NF4_INT4_COMPRESSED_TENSORS;
 }
 
-// All experts as one weight.
+// Returns all experts as one weight.
 template <class W>
 W stack_weight(const GroupedProblemOf<W> &problem) {
   W weight = expert_weight(problem);
@@ -58,7 +59,7 @@ W stack_weight(const GroupedProblemOf<W> &problem) {
   return weight;
 }
 
-// What the wgmma kernels take for the weight.
+// Returns what the wgmma kernels take for the weight.
 template <class W>
 W wgmma_weight(const GroupedProblemOf<W> &problem) {
   return stacked_along_k(problem.weight) ? expert_weight(problem) : stack_weight(problem);

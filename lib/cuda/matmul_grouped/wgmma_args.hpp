@@ -1,4 +1,4 @@
-// What a grouped wgmma kernel gets, and the tables of them.
+// The arguments of a grouped wgmma kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,8 +9,8 @@
 
 namespace nf4::cuda {
 
-// Of WgmmaArgsOf, what divides tiles among CTAs counts for nothing: GroupedScheduler does. The
-// weight is the stack of all experts if they lie along N, else one of them (stack.hpp).
+// GroupedScheduler divides the tiles among the CTAs; the fields of WgmmaArgsOf for that are unused.
+// The weight is the stack of all experts if they lie along N, else one of them (stack.hpp).
 template <class Args>
 struct GroupedWgmmaArgsOf : Args {
   Groups groups;
@@ -28,21 +28,12 @@ struct GatherArgs {
   int row_vectors;
 };
 
-// The args of their kernels are GroupedWgmmaArgsOf those of WgmmaKernels.
-struct GroupedWgmmaKernels : WgmmaKernels {
-  const void *gather;  // for all kinds of weight; args: GatherArgs
+// For all kinds of weight.
+struct GatherKernels {
+  const void *gather;  // args: GatherArgs
 
   template <class Arch>
-  static GroupedWgmmaKernels make();
-};
-struct GroupedGradWgmmaKernels : WgmmaKernels {
-  template <class Arch>
-  static GroupedGradWgmmaKernels make();
-};
-template <nf4_int4_layout Layout>
-struct GroupedInt4WgmmaKernels : WgmmaKernels {
-  template <class Arch>
-  static GroupedInt4WgmmaKernels make();
+  static GatherKernels make();
 };
 
 }  // namespace nf4::cuda

@@ -1,28 +1,33 @@
-// The grouped wgmma kernels of a weight with a codebook: Hopper's, for experts with many rows.
-#include "cuda/matmul/wgmma/codebook.cuh"
-#include "cuda/matmul/wgmma/decode_of.cuh"
-#include "cuda/matmul_grouped/gather.cuh"
-#include "cuda/matmul_grouped/wgmma_kernel_table.cuh"
+// The wgmma kernels of experts with many rows, for one kind of weight; compiled once for each kind,
+// which meson names in NF4_WGMMA_KIND.
+#include "cuda/matmul/wgmma/kernel_table.cuh"
+#include "cuda/matmul/wgmma/kinds.cuh"
+#include "cuda/matmul_grouped/wgmma_args.hpp"
+#include "cuda/matmul_grouped/wgmma_scheduler.cuh"
 
 namespace nf4::cuda {
 namespace {
 
-struct GroupedCodebook {
-  using W = Weight;
-  static constexpr bool kAlongK = false;
-  template <class T>
-  using Kind = CodebookKind<false>;
-  template <class T, class Tile>
-  using Decode = typename CodebookDecode<T, Tile::kScaleOn>::Type;
+struct Experts {
+  static constexpr bool kExperts = true;
+  static constexpr bool has(WeightKind kind, int config) {
+    return has_experts_kernel(kind, config);
+  }
+
+  template <class TileKind>
+  using Routed = GroupedKind<TileKind>;
+  template <class Kind, class Tile, int Config>
+  using Scheduler = GroupedScheduler<Tile, Kind::kExpertsAlongK>;
 };
 
 }  // namespace
 
-template <class Arch>
-GroupedWgmmaKernels GroupedWgmmaKernels::make() {
-  return {grouped_kernels<GroupedCodebook>(), (const void *)gather_rows<Sm90>};
-}
+using Kernels = WgmmaKernelsOf<NF4_WGMMA_KIND::kTable, true>;
 
-template GroupedWgmmaKernels GroupedWgmmaKernels::make<NF4_FAMILY>();
+template <>
+template <>
+Kernels Kernels::make<NF4_FAMILY>() {
+  return WgmmaTableMaker<NF4_WGMMA_KIND, Experts>::make();
+}
 
 }  // namespace nf4::cuda

@@ -5,12 +5,9 @@
 #include "cuda/matmul_grouped/choose.hpp"
 
 namespace nf4::cuda {
-namespace {
 
-// `few`: rows of an expert, on average, with which other kernels are faster; `whole`: rows of x are
-// multiples of it in the wgmma kernels.
 template <class W>
-int64_t bytes_of(const GroupedProblemOf<W> &problem, int64_t few, int whole) {
+int64_t gathered_bytes(const GroupedProblemOf<W> &problem, int64_t few, int whole) {
   constexpr int64_t kMostCols = int64_t{1} << 22;  // that the wgmma kernels take
   const int64_t cols = problem.x_columns();
   if (problem.empty() || problem.x_index == nullptr || problem.dtype == NF4_DTYPE_FP32 ||
@@ -19,11 +16,9 @@ int64_t bytes_of(const GroupedProblemOf<W> &problem, int64_t few, int whole) {
   return problem.m * cols * 2;
 }
 
-}  // namespace
-
-int64_t gathered_bytes(const GroupedProblem &problem) { return bytes_of(problem, 4, 64); }
-int64_t gathered_bytes(const GroupedGradProblem &problem) { return bytes_of(problem, 0, 8); }
-int64_t gathered_bytes(const Int4GroupedProblem &problem) { return bytes_of(problem, 0, 64); }
+template int64_t gathered_bytes(const GroupedProblem &, int64_t, int);
+template int64_t gathered_bytes(const GroupedGradProblem &, int64_t, int);
+template int64_t gathered_bytes(const Int4GroupedProblem &, int64_t, int);
 
 int64_t matmul_grouped_workspace_bytes(const GroupedProblem &problem) {
   return gathered_bytes(problem);

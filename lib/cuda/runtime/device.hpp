@@ -53,7 +53,7 @@ class CurrentDevice {
 // device gets another context when it is reset, or when a program creates its own.
 class ContextFlag {
  public:
-  // Of the device's current context.
+  // Reads and sets the flag of the device's current context.
   bool has(int device) const;
   void set(int device);
 

@@ -27,7 +27,7 @@ cudaError_t count_devices(int &count) {
   return error;
 }
 
-// What the driver knows of an address.
+// The driver's knowledge of an address.
 struct Memory {
   unsigned type;     // CUmemorytype; kUnregistered: host memory that CUDA was not told of
   unsigned managed;  // not 0: moves between the host and devices
@@ -54,7 +54,7 @@ cudaError_t find_memory(const void *address, Memory &memory) {
       get(3, attributes, values, reinterpret_cast<CUdeviceptr>(address)));
 }
 
-// An operand, and of which product where there are several.
+// An operand, and the number of its product if there are several.
 constexpr int kOnlyProduct = -1;
 struct Named {
   const Operand *operand = nullptr;
@@ -71,8 +71,8 @@ struct Named {
   }
 };
 
-// What decides where a launch goes: the last operand in a device's memory, and that device; the
-// first one in memory that CUDA was not told of.
+// The operands that decide where a launch goes: the last one in a device's memory, with that
+// device, and the first one in memory that CUDA was not told of.
 struct Located {
   Named decisive;
   int device = kUnknownDevice;

@@ -1,4 +1,4 @@
-// Which device a launch runs on.
+// Finds the device that a launch runs on.
 #pragma once
 
 #include <cuda_runtime.h>

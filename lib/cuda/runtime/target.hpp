@@ -13,7 +13,7 @@ struct LaunchTarget {
   const GpuFamily *family;
   cudaStream_t stream;
 
-  // Of a kernel of the family that needs neither dynamic shared memory nor clusters.
+  // Enqueues a kernel of the family that needs neither dynamic shared memory nor clusters.
   template <class Args>
   cudaError_t launch(const void *kernel, int64_t ctas, int threads, const Args &args) const {
     return cuda::launch({kernel, ctas, threads, family->pdl, stream}, args);

@@ -1,4 +1,4 @@
-// What a skinny kernel gets. No device code: launches are ordinary C++.
+// The arguments of a skinny kernel. No device code: launches are ordinary C++.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,12 @@ constexpr int kWarpsOf = kSkinnyWarps;
 
 // How the CTAs and their warps share the work.
 struct SkinnyWork {
-  // Units of rows of a CTA; the first `big_ctas` CTAs have one more.
+  // A CTA has cta_units units of rows; the first big_ctas CTAs have one more.
   int cta_units;
   int big_ctas;
   int prefetch_bytes;  // of a CTA's rows, prefetched into L2 at once
   int k_tiles;         // warp tiles in a row of them
-  // The warps are k_warps along K by n_warps along N: a warp takes every n_warps-th row of tiles.
+  // There are k_warps warps along K by n_warps along N. A warp takes every n_warps-th row of tiles.
   int k_warps;
   int n_warps;
   int group_tiles;  // rows of warp tiles whose partial sums and scales fit in shared memory
@@ -39,8 +39,8 @@ struct SkinnyArgs {
   MatmulArgs matmul;
   LoraCtaArgs lora;
   TensorMap packed;  // rows of bytes
-  // In x's dtype; sums are multiplied by its unit. Unused with a caller's codebook, which is in
-  // device memory.
+  // Entries in x's dtype; the sums are multiplied by its unit. A caller's codebook is read from
+  // device memory instead.
   RoundedCodebook codebook;
   SkinnyWork work;
   // Offsets in shared memory.
@@ -49,11 +49,11 @@ struct SkinnyArgs {
   int smem_scales;
   int smem_lora;
   int scale_pitch;  // items from a row's scales to the next row's
-  // n_warps rows of tiles on: items of scales, and elements.
+  // The distance of n_warps rows of tiles, in items of scales and in elements.
   int item_step;
   int element_step;
   bool whole_items;  // the scales of a warp tile's row lie side by side, aligned
-  // As many items on as a CTA has threads: rows, and warp tiles along K.
+  // The distance of as many items as a CTA has threads, in rows and in warp tiles along K.
   int row_step;
   int k_tile_step;
 };
@@ -62,14 +62,14 @@ struct Int4SkinnyArgs {
   Int4MatmulArgs matmul;
   TensorMap packed;
   SkinnyWork work;
-  int unit_rows;  // of a unit of a CTA's rows
+  int unit_rows;  // rows of the weight in a unit
   // Offsets in shared memory.
   int smem_scales;
   int smem_zeros;
   int scale_pitch;  // [group][row]: rows from a group's scales to the next group's
 };
 
-// Several weights, between which the CTAs are divided.
+// Several weights, among which the CTAs are divided.
 constexpr int kSkinnyBatchMax = 4;
 struct SkinnyBatch {
   SkinnyArgs problems[kSkinnyBatchMax];

@@ -12,7 +12,8 @@
 namespace nf4::cuda {
 namespace {
 
-// Of a unit of a CTA's rows. GPTQ's boxes are best aligned, where there are enough for all CTAs.
+// Returns the rows of the weight in a unit. Aligned boxes are best for GPTQ, if there are enough of
+// them for all CTAs.
 int unit_rows(const Int4View &weight, const GpuFacts &gpu) {
   const bool aligned =
       weight.layout == NF4_INT4_GPTQ && weight.rows >= int64_t{kWarpTileN} * gpu.multiprocessors;
@@ -92,16 +93,18 @@ cudaError_t make_int4_skinny_map(const Int4View &weight, TensorMap &map) {
                          kWarpTileK / 2, kWarpTileN, map);
 }
 
-cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
-                          const Int4MatmulArgs &matmul, nf4_dtype dtype, int config) {
+cudaError_t launch_skinny(const MatmulTarget &target, const Int4MatmulArgs &matmul, nf4_dtype dtype,
+                          int config) {
   const int max_m = kMatmulConfigs[config].tile_m;
   const nf4_int4_layout layout = matmul.weight.layout;
+  const auto &kernels = kernels_of<Int4MatmulKernels>(*target.family).skinny;
+  const int of_dtype = dtype - NF4_DTYPE_FP16, of_layout = layout - NF4_INT4_GPTQ,
+            index = config - kFirstSkinny;
   if (!takes_strips(layout, max_m, target.gpu.tensor_maps))
-    return launch_rows(target, kernel, matmul, max_m);
+    return launch_rows(target, kernels.one[of_dtype][of_layout][index], matmul, max_m);
   const StripPlan plan = plan_strips(layout, matmul.weight.rows, matmul.weight.cols, target.gpu);
-  if (plan.warps_n == wide_strip(layout))
-    kernel = kernels_of<Int4MatmulKernels>(*target.family)
-                 .wide[dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][config];
+  const bool wide = plan.warps_n == wide_strip(layout);
+  const void *const kernel = (wide ? kernels.wide : kernels.one)[of_dtype][of_layout][index];
   return launch_strip(target, kernel, matmul, max_m, plan);
 }
 

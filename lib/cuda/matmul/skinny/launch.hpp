@@ -7,12 +7,13 @@
 
 namespace nf4::cuda {
 
-// `kernel` is of the target's family, and may use all the shared memory of a CTA.
+// Enqueues a skinny kernel. The family's kernels may use all the shared memory of a CTA.
 cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const MatmulArgs &matmul,
                           const LoraCtaArgs &lora, nf4_dtype dtype, int config);
 
-cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel,
-                          const Int4MatmulArgs &matmul, nf4_dtype dtype, int config);
+// The same for integer weights, with the family's kernel for the layout.
+cudaError_t launch_skinny(const MatmulTarget &target, const Int4MatmulArgs &matmul, nf4_dtype dtype,
+                          int config);
 
 // Divides shared memory between the partial sums and scales of groups of up to `tiles` rows of warp
 // tiles, after plan_work; returns its bytes.
@@ -23,7 +24,8 @@ int plan_skinny_smem(const SkinnySmem &smem, int warps, int64_t tiles, const Gpu
 int plan_int4_skinny_smem(const SkinnySmem &smem, int64_t tiles, const GpuFacts &gpu,
                           Int4SkinnyArgs &args);
 
-// Of compressed-tensors words run along rows of bytes, of GPTQ across them.
+// Makes the map of the packed weight. The words of compressed-tensors run along the rows, those of
+// GPTQ across them.
 cudaError_t make_int4_skinny_map(const Int4View &weight, TensorMap &map);
 
 // The products of one launch, which have their configuration, dtype and kind of scales in common.
@@ -37,7 +39,7 @@ struct SkinnyBatchProblems {
 bool joins_launch(const SkinnyBatchProblems<Weight> &problems, const MatmulProblem &problem,
                   const GpuFacts &gpu);
 
-// As launch_skinny, with a kernel for several weights.
+// Does the same as launch_skinny with a kernel for several weights.
 cudaError_t launch_skinny_batch(const MatmulTarget &target, const void *kernel,
                                 const MatmulArgs *matmuls, int count, nf4_dtype dtype, int config);
 

@@ -1,4 +1,4 @@
-// What a strip kernel gets. No device code: launches are ordinary C++.
+// The arguments of a strip kernel. No device code: launches are ordinary C++.
 #pragma once
 
 #include "cuda/matmul/args.hpp"
@@ -19,8 +19,8 @@ struct StripArgs {
   TensorMap packed;
   TensorMap x;
   int k_tiles;
-  int cluster;       // CTAs of a strip, along K
-  int cluster_rows;  // of a strip, whose sums a CTA of its cluster adds up
+  int cluster;       // CTAs that share a strip along K
+  int cluster_rows;  // rows of the strip whose sums one CTA of the cluster adds up
 };
 
 }  // namespace nf4::cuda

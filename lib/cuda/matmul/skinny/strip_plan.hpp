@@ -15,21 +15,22 @@ struct StripPlan {
   int cluster;
 
   int rows() const { return strip_rows(warps_n); }
-  // Of the busiest multiprocessor, in rows of all columns.
+  // Returns the work of the busiest multiprocessor, in whole rows of the weight.
   double busiest_rows(const GpuFacts &gpu) const {
     const int64_t ctas = ceil_divide(strips * cluster, gpu.multiprocessors);
     return static_cast<double>(ctas * rows()) / cluster;
   }
 };
 
-// Clusters that are resident at a time: a cluster's multiprocessors are of one group of 16 or 18,
-// one of which has fewer, 12 or more. Two are always neighbours. The driver says more than are.
+// Returns how many clusters are resident at a time. The multiprocessors of a cluster belong to one
+// group of 16 or 18; one group has fewer, 12 or more. Two multiprocessors are always neighbours.
+// The driver reports more clusters than are resident.
 inline int64_t resident_strips(int cluster, const GpuFacts &gpu) {
   if (cluster == 2) return gpu.multiprocessors / 2;
   return gpu.multiprocessors / 18 * (16 / cluster) + (cluster == 6 ? 2 : 0);
 }
 
-// The largest cluster that leaves none waiting and has work for each warp.
+// Chooses the largest cluster size with which no cluster waits and each warp has work.
 inline StripPlan plan_strips(int64_t rows, int64_t cols, int warps_n, const GpuFacts &gpu) {
   StripPlan plan{warps_n, ceil_divide(rows, strip_rows(warps_n)), 1};
   for (int cluster = 2; cluster <= kMaxClusterSize; ++cluster)
@@ -39,8 +40,8 @@ inline StripPlan plan_strips(int64_t rows, int64_t cols, int warps_n, const GpuF
   return plan;
 }
 
-// Of equal ones the wide, which take fewer copies, unless they need a cluster and the narrow do
-// not.
+// Chooses the strips that give the busiest multiprocessor less work. If both give the same, it
+// chooses the wide ones, which take fewer copies, unless only they need a cluster.
 inline StripPlan plan_strips(nf4_int4_layout layout, int64_t rows, int64_t cols,
                              const GpuFacts &gpu) {
   const StripPlan narrow = plan_strips(rows, cols, narrow_strip(layout), gpu);

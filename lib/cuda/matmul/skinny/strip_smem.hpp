@@ -1,4 +1,4 @@
-// Which products the strip kernels take, and how they use shared memory. No CUDA types.
+// The products that the strip kernels take, and how they use shared memory. No CUDA types.
 #pragma once
 
 #include "nf4/nf4.h"
@@ -14,8 +14,8 @@ constexpr int kStripK = 64;
 constexpr int strip_rows(int warps_n) { return kStripWarpRows * warps_n; }
 constexpr int strip_warps_k(int warps_n) { return kStripWarps / warps_n; }
 
-// Of the kernels of a layout, the warps along N of those of narrow and of wide strips. A word of
-// AWQ has 8 rows, so that its boxes' rows are short: 64 or 128 bytes.
+// The warps along N of a layout's kernels for narrow and for wide strips. A word of AWQ has 8 rows,
+// so the rows of its boxes are short: 64 or 128 bytes.
 constexpr int narrow_strip(nf4_int4_layout layout) { return layout == NF4_INT4_AWQ ? 2 : 1; }
 constexpr int wide_strip(nf4_int4_layout layout) { return narrow_strip(layout) * 2; }
 

@@ -1,4 +1,4 @@
-// What a wgmma kernel gets.
+// The arguments of a wgmma kernel.
 #pragma once
 
 #include <cstdint>

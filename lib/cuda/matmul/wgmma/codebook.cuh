@@ -6,6 +6,7 @@
 #include "cuda/arch.cuh"
 #include "cuda/matmul/wgmma/args.hpp"
 #include "cuda/matmul/wgmma/consumer.cuh"
+#include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/wgmma/scale_loader.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/pdl.cuh"
@@ -14,6 +15,20 @@
 
 namespace nf4::cuda {
 namespace {
+
+// What decodes a codebook's codes, by what the scales multiply.
+template <class T, ScaleOn>
+struct CodebookDecode {
+  using Type = LutEntries<T>;
+};
+template <>
+struct CodebookDecode<__half, ScaleOn::kWeights> {
+  using Type = LutScaledFp16;
+};
+template <>
+struct CodebookDecode<__nv_bfloat16, ScaleOn::kWeights> {
+  using Type = LutScaledBf16;
+};
 
 // Lora: an adapter may be added.
 template <bool Lora>
@@ -71,6 +86,22 @@ struct CodebookKind {
     else
       nf4::cuda::load_scales<FlatScales, Tile, Scheduler>(args, shared, thread);
   }
+};
+
+struct Codebook {
+  static constexpr WgmmaTable kTable = WgmmaTable::kCodebook;
+  static constexpr WeightKind kKind = WeightKind::kCodebook;
+  static constexpr bool kExpertsAlongK = false;
+  static constexpr bool kLora = true;
+  // Up to 64 rows of x the code for an adapter costs products without one 3 to 6 %, else nothing.
+  static constexpr bool lora_apart(const MatmulConfig &config) {
+    return config.scale_on == ScaleOn::kSums;
+  }
+
+  template <class T, bool Lora>
+  using TileKind = CodebookKind<Lora>;
+  template <class T, class Tile>
+  using Decode = typename CodebookDecode<T, Tile::kScaleOn>::Type;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "cuda/matmul/wgmma/args.hpp"
 #include "cuda/matmul/wgmma/consumer.cuh"
 #include "cuda/matmul/wgmma/int4_scale_loader.cuh"
+#include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/ptx/pdl.cuh"
 #include "cuda/weight/int4_decode.cuh"
 #include "cuda/weight/int4_layout.cuh"
@@ -77,6 +78,27 @@ struct Int4Kind {
       loader.load(work, scheduler.n_end(work), scheduler.expert_along_k());
     });
   }
+};
+
+template <class T, class Tile>
+struct Int4DecodeOf {
+  using Nibbles = typename NibblesOf<T, Tile::Layout::kLayout>::Type;
+  using Type = std::conditional_t<Tile::kScaleOn == ScaleOn::kSums, Int4Codes<T, Nibbles>,
+                                  Int4Scaled<T, Nibbles>>;
+};
+
+template <nf4_int4_layout Layout, WgmmaTable Table>
+struct Integers {
+  static constexpr WgmmaTable kTable = Table;
+  static constexpr WeightKind kKind = WeightKind::kInt4;
+  static constexpr bool kExpertsAlongK = Layout != NF4_INT4_COMPRESSED_TENSORS;
+  static constexpr bool kLora = false;
+  static constexpr bool lora_apart(const MatmulConfig &) { return false; }
+
+  template <class T, bool>
+  using TileKind = Int4Kind<T, Layout>;
+  template <class T, class Tile>
+  using Decode = typename Int4DecodeOf<T, Tile>::Type;
 };
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include "cuda/lora/lora.hpp"
 #include "cuda/lora/workspace.hpp"
-#include "cuda/matmul/wgmma/args.hpp"
+#include "cuda/matmul/launch.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/runtime/launch.hpp"
@@ -13,41 +13,44 @@
 
 namespace nf4::cuda {
 
+namespace {
+
+template <bool Experts>
+const WgmmaKernels *find(int compute_capability, WgmmaTable table) {
+  switch (table) {
+    case WgmmaTable::kCodebook:
+      return exact_kernels_for<WgmmaKernelsOf<WgmmaTable::kCodebook, Experts>>(compute_capability);
+    case WgmmaTable::kTransposed:
+      return exact_kernels_for<WgmmaKernelsOf<WgmmaTable::kTransposed, Experts>>(
+          compute_capability);
+    case WgmmaTable::kGptq:
+      return exact_kernels_for<WgmmaKernelsOf<WgmmaTable::kGptq, Experts>>(compute_capability);
+    case WgmmaTable::kAwq:
+      return exact_kernels_for<WgmmaKernelsOf<WgmmaTable::kAwq, Experts>>(compute_capability);
+    case WgmmaTable::kCompressedTensors:
+      return exact_kernels_for<WgmmaKernelsOf<WgmmaTable::kCompressedTensors, Experts>>(
+          compute_capability);
+  }
+  return nullptr;
+}
+
+// The kernels may use their shared memory only after this.
 cudaError_t allow_shared_memory(const WgmmaKernels &kernels) {
-  for (const WgmmaKernel &config : kernels.of)
-    for (const void *kernel :
-         {config.kernels[0], config.kernels[1], config.lora[0], config.lora[1]}) {
+  for (const WgmmaKernel &row : kernels.rows)
+    for (const void *kernel : {row.kernels[0], row.kernels[1], row.lora[0], row.lora[1]}) {
       if (kernel == nullptr) continue;
-      const cudaError_t error = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.smem_bytes);
+      const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row.smem_bytes);
       if (error != cudaSuccess) return error;
     }
   return cudaSuccess;
 }
 
-namespace {
-
-const WgmmaKernels &kernels_on(const Device &device, const Weight &) {
-  return *exact_kernels_for<WgmmaKernels>(device.compute_capability);
-}
-
-template <nf4_int4_layout Layout>
-const WgmmaKernels &int4_kernels_on(const Device &device) {
-  return *exact_kernels_for<Int4WgmmaKernels<Layout>>(device.compute_capability);
-}
-const WgmmaKernels &kernels_on(const Device &device, const Int4Weight &weight) {
-  if (weight.layout == NF4_INT4_GPTQ) return int4_kernels_on<NF4_INT4_GPTQ>(device);
-  if (weight.layout == NF4_INT4_AWQ) return int4_kernels_on<NF4_INT4_AWQ>(device);
-  return int4_kernels_on<NF4_INT4_COMPRESSED_TENSORS>(device);
-}
-const WgmmaKernels &kernels_on(const Device &device, const TransposedWeight &) {
-  return *exact_kernels_for<GradWgmmaKernels>(device.compute_capability);
-}
-
-// A configuration that all kinds of weight have.
+// A configuration that the table of each kind of weight has. Each wgmma kernel has a multiprocessor
+// to itself, so this one's number of resident clusters is that of all.
 constexpr int kEveryKind = config_named("wgmma_128x128");
 
-// By device and cluster size, once the kernels are loaded.
+// The count by device and cluster size, once the kernels of a table are loaded.
 std::atomic<int> resident_clusters[kMaxDevices][kMaxClusterSize + 1];
 
 cudaError_t count_clusters(const Device &device, const WgmmaKernel &kernel) {
@@ -67,27 +70,6 @@ cudaError_t count_clusters(const Device &device, const WgmmaKernel &kernel) {
     resident_clusters[device.index][size].store(count, std::memory_order_relaxed);
   }
   return cudaSuccess;
-}
-
-template <class W>
-ScaleOn scale_on(const W &, const MatmulConfig &config) {
-  return config.scale_on;
-}
-ScaleOn scale_on(const TransposedWeight &, const MatmulConfig &) { return ScaleOn::kWeights; }
-
-LutCodebook decode_args(const WeightView &weight, nf4_dtype dtype, ScaleOn scale_on) {
-  const Format &format = kFormats[weight.format_row];
-  LutCodebook codebook{};
-  std::copy(format.codebook.begin(), format.codebook.end(), codebook.exact);
-  const bool around_one = scale_on == ScaleOn::kWeights && dtype == NF4_DTYPE_FP16;
-  codebook.rounded = around_one                      ? format.around_one
-                     : scale_on == ScaleOn::kWeights ? format.fp16_with_one
-                                                     : rounded_codebook(weight, dtype);
-  codebook.scale_factor = around_one ? format.around_one.unit : 1.0f;
-  return codebook;
-}
-Int4DecodeArgs decode_args(const Int4View &weight, nf4_dtype, ScaleOn) {
-  return {static_cast<int>(ceil_divide(weight.group_size, kStepK))};
 }
 
 // The tiles, and how they are divided among clusters and their CTAs.
@@ -119,39 +101,6 @@ void stream_k_args(const MatmulProblemOf<W> &problem, const WgmmaPlan &plan, Arg
                                              MatmulWorkspace(problem).flags_bytes());
 }
 
-// Whether ScaleLoader::load_vectors can be used: each step is a block, and vectors are aligned. Or
-// PairedScales.
-bool has_scale_vectors(const Weight &weight) {
-  return weight.blocksize_log2 == 6 && weight.cols % 512 == 0 &&
-         is_multiple(weight.absmax, weight.nested() ? 8 : 16) &&
-         (!weight.nested() || weight.nested_blocksize_log2 >= 3);
-}
-bool has_scale_vectors(const Int4Weight &) { return false; }
-bool has_scale_vectors(const TransposedWeight &weight) {
-  return weight.blocksize_log2 == 6 && weight.rows % 128 == 0 &&
-         is_multiple(weight.absmax, weight.nested() ? 2 : 8) && weight.nested_blocksize_log2 != 0;
-}
-
-// Boxes of a K-tile.
-cudaError_t make_weight_map(const Weight &weight, int tile_n, TensorMap &map) {
-  return make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2, kTileK / 2,
-                         tile_n, map);
-}
-cudaError_t make_weight_map(const Int4Weight &weight, int tile_n, TensorMap &map) {
-  if (weight.layout == NF4_INT4_GPTQ)
-    return make_word_tensor_map({weight.packed, weight.cols / 8, weight.rows * 4}, tile_n,
-                                kTileK / 8, map);
-  if (weight.layout == NF4_INT4_AWQ)
-    return make_tensor_map({weight.packed, weight.cols, weight.rows / 2}, weight.rows / 2,
-                           tile_n / 2, kTileK, map);
-  return make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2, kTileK / 2,
-                         tile_n, map);
-}
-cudaError_t make_weight_map(const TransposedWeight &weight, int tile_n, TensorMap &map) {
-  return make_tensor_map({weight.packed, weight.cols, weight.rows / 2}, weight.rows / 2, tile_n / 2,
-                         kTileK, map);
-}
-
 // Boxes of a step. One row of x may have any stride.
 template <class W>
 cudaError_t make_x_map(const MatmulProblemOf<W> &problem, int box_rows, TensorMap &map) {
@@ -160,42 +109,42 @@ cudaError_t make_x_map(const MatmulProblemOf<W> &problem, int box_rows, TensorMa
   return make_tensor_map({problem.x, problem.m, cols * 2}, pitch * 2, kStepK * 2, box_rows, map);
 }
 
-cudaError_t lora_args(const Int4MatmulProblem &, int, int, Int4WgmmaArgs &) { return cudaSuccess; }
-template <class W>
-cudaError_t lora_args(const MatmulProblemOf<W> &problem, int tile_n, int x_box_rows,
-                      WgmmaArgs &args) {
-  if (problem.lora.rank == 0) return cudaSuccess;
-  args.lora.k_tiles = static_cast<int>(ceil_divide(problem.lora.rank, kLoraTileK));
-  args.lora.k_steps = static_cast<int>(ceil_divide(problem.lora.rank, 16));
-  void *const workspace =
-      static_cast<uint8_t *>(problem.workspace) + MatmulWorkspace(problem).bytes();
-  const int64_t stride = lora_stride(problem.lora);
-  const LoraMatrix out = lora_out_for_tma(LoraProblem(problem), workspace);
-  const cudaError_t error = make_tensor_map({out.data, out.rows, out.ranks * 2}, out.stride * 2,
-                                            kLoraTileK * 2, tile_n, args.lora.out_map);
-  if (error != cudaSuccess) return error;
-  return make_tensor_map({workspace, problem.m, stride * 2}, stride * 2, kStepK * 2, x_box_rows,
-                         args.lora.product_map);
+// The adapter's maps, where the kernels take one.
+template <class W, class Args>
+cudaError_t set_lora([[maybe_unused]] const MatmulProblemOf<W> &problem,
+                     [[maybe_unused]] int tile_n, [[maybe_unused]] int x_box_rows,
+                     [[maybe_unused]] Args &args) {
+  if constexpr (kTakesLora<W>) {
+    if (problem.lora.rank == 0) return cudaSuccess;
+    args.lora.k_tiles = static_cast<int>(ceil_divide(problem.lora.rank, kLoraTileK));
+    args.lora.k_steps = static_cast<int>(ceil_divide(problem.lora.rank, 16));
+    void *const workspace = lora_workspace(problem);
+    const int64_t stride = lora_stride(problem.lora);
+    const LoraMatrix out = lora_out_for_tma(LoraProblem(problem), workspace);
+    const cudaError_t error = make_tensor_map({out.data, out.rows, out.ranks * 2}, out.stride * 2,
+                                              kLoraTileK * 2, tile_n, args.lora.out_map);
+    if (error != cudaSuccess) return error;
+    return make_tensor_map({workspace, problem.m, stride * 2}, stride * 2, kStepK * 2, x_box_rows,
+                           args.lora.product_map);
+  }
+  return cudaSuccess;
 }
 
-template <class Args, class W>
+template <class W>
 cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
-                        const decltype(Args::matmul) &matmul, const MatmulChoice &choice) {
+                        const typename ArgsOf<W>::Matmul &matmul, const MatmulChoice &choice) {
   const MatmulConfig &config = kMatmulConfigs[choice.config];
-  const WgmmaKernel &kernel =
-      kernels_on(target.device, problem.weight).of[choice.config - kFirstWgmma];
-  Args args{};
+  const WgmmaKernel &kernel = (*find_wgmma_kernels(target.device.compute_capability,
+                                                   table_of(problem.weight), false))[choice.config];
+  typename ArgsOf<W>::Wgmma args{};
   args.matmul = matmul;
-  args.decode = decode_args(matmul.weight, problem.dtype, scale_on(problem.weight, config));
+  args.y_vectors = is_multiple(matmul.y, 16) && (matmul.m == 1 || matmul.y_stride % 8 == 0);
   split_args(choice.plan, args);
   if (is_stream_k(choice.config)) stream_k_args(problem, choice.plan, args);
-  args.scale_vectors = has_scale_vectors(problem.weight);
-  args.y_vectors = is_multiple(matmul.y, 16) && (matmul.m == 1 || matmul.y_stride % 8 == 0);
-  if (const cudaError_t error = make_weight_map(problem.weight, config.tile_n, args.weight_map))
-    return error;
-  if (const cudaError_t error = make_x_map(problem, kernel.x_box_rows, args.x_map)) return error;
-  if (const cudaError_t error = lora_args(problem, config.tile_n, kernel.x_box_rows, args))
-    return error;
+  cudaError_t error = set_weight(problem.weight, problem.weight, problem.dtype, config, args);
+  if (error == cudaSuccess) error = make_x_map(problem, kernel.x_box_rows, args.x_map);
+  if (error == cudaSuccess) error = set_lora(problem, config.tile_n, kernel.x_box_rows, args);
+  if (error != cudaSuccess) return error;
   const auto &kernels = problem.lora.rank > 0 ? kernel.lora : kernel.kernels;
   return launch(
       {kernels[problem.dtype - NF4_DTYPE_FP16], choice.plan.clusters * choice.plan.cluster_size,
@@ -204,47 +153,34 @@ cudaError_t launch_kind(const MatmulTarget &target, const MatmulProblemOf<W> &pr
       args);
 }
 
-// The kernels of codebooks are loaded, or of integers of a layout, or of the gradient.
-ContextFlag loaded[NF4_INT4_COMPRESSED_TENSORS + 2];
-ContextFlag &loaded_of(const Weight &) { return loaded[0]; }
-ContextFlag &loaded_of(const Int4Weight &weight) { return loaded[weight.layout]; }
-ContextFlag &loaded_of(const TransposedWeight &) { return loaded[NF4_INT4_COMPRESSED_TENSORS + 1]; }
+}  // namespace
 
-template <class W>
-cudaError_t load_kind(const Device &device, const W &weight, GpuFacts &gpu) {
-  ContextFlag &flag = loaded_of(weight);
-  if (!flag.has(device.index)) {
-    const WgmmaKernels &kernels = kernels_on(device, weight);
-    if (const cudaError_t error = allow_shared_memory(kernels)) return error;
-    // Each kernel has a multiprocessor to itself, so one speaks for all, of any kind.
-    if (const cudaError_t error = count_clusters(device, kernels.of[kEveryKind - kFirstWgmma]))
-      return error;
-    flag.set(device.index);
-  }
-  for (int size = 2; size <= kMaxClusterSize; ++size)
-    gpu.resident_clusters[size] =
-        resident_clusters[device.index][size].load(std::memory_order_relaxed);
+const WgmmaKernels *find_wgmma_kernels(int compute_capability, WgmmaTable table, bool experts) {
+  return experts ? find<true>(compute_capability, table) : find<false>(compute_capability, table);
+}
+
+cudaError_t load_wgmma_kernels(const Device &device, WgmmaTable table, bool experts) {
+  static ContextFlag loaded[2][kWgmmaTableCount];
+  ContextFlag &flag = loaded[experts][static_cast<int>(table)];
+  if (flag.has(device.index)) return cudaSuccess;
+  const WgmmaKernels &kernels = *find_wgmma_kernels(device.compute_capability, table, experts);
+  if (const cudaError_t error = allow_shared_memory(kernels)) return error;
+  if (!experts)
+    if (const cudaError_t error = count_clusters(device, kernels[kEveryKind])) return error;
+  flag.set(device.index);
   return cudaSuccess;
 }
 
-}  // namespace
-
-cudaError_t load_wgmma_kernels(const Device &device, const Weight &weight, GpuFacts &gpu) {
-  return load_kind(device, weight, gpu);
-}
-cudaError_t load_wgmma_kernels(const Device &device, const Int4Weight &weight, GpuFacts &gpu) {
-  return load_kind(device, weight, gpu);
-}
-
-cudaError_t load_wgmma_kernels(const Device &device, const TransposedWeight &weight,
-                               GpuFacts &gpu) {
-  return load_kind(device, weight, gpu);
+void read_resident_clusters(const Device &device, GpuFacts &gpu) {
+  for (int size = 2; size <= kMaxClusterSize; ++size)
+    gpu.resident_clusters[size] =
+        resident_clusters[device.index][size].load(std::memory_order_relaxed);
 }
 
 template <class W, class Args>
 cudaError_t set_weight(const W &weight, const W &stack, nf4_dtype dtype, const MatmulConfig &config,
                        Args &args) {
-  args.decode = decode_args(args.matmul.weight, dtype, scale_on(weight, config));
+  args.decode = decode_args(weight, dtype, config);
   args.k_tiles = static_cast<int>(ceil_divide(weight.cols, kTileK));
   args.scale_vectors = has_scale_vectors(weight);
   return make_weight_map(stack, config.tile_n, args.weight_map);
@@ -258,15 +194,15 @@ template cudaError_t set_weight(const Int4Weight &, const Int4Weight &, nf4_dtyp
 
 cudaError_t launch_wgmma(const MatmulTarget &target, const MatmulProblem &problem,
                          const MatmulArgs &matmul, const MatmulChoice &choice) {
-  return launch_kind<WgmmaArgs>(target, problem, matmul, choice);
+  return launch_kind(target, problem, matmul, choice);
 }
 cudaError_t launch_wgmma(const MatmulTarget &target, const Int4MatmulProblem &problem,
                          const Int4MatmulArgs &matmul, const MatmulChoice &choice) {
-  return launch_kind<Int4WgmmaArgs>(target, problem, matmul, choice);
+  return launch_kind(target, problem, matmul, choice);
 }
 cudaError_t launch_wgmma(const MatmulTarget &target, const GradProblem &problem,
                          const MatmulArgs &matmul, const MatmulChoice &choice) {
-  return launch_kind<WgmmaArgs>(target, problem, matmul, choice);
+  return launch_kind(target, problem, matmul, choice);
 }
 
 }  // namespace nf4::cuda

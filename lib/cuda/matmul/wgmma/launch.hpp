@@ -18,37 +18,63 @@ struct WgmmaKernel {
   const void *lora[2];     // the same for products with an adapter
 };
 
+// A row for each wgmma configuration; rows without kernels are empty.
 struct WgmmaKernels {
-  WgmmaKernel of[kMatmulConfigCount - kFirstWgmma];
+  WgmmaKernel rows[kMatmulConfigCount - kFirstWgmma];
 
-  template <class Arch>
-  static WgmmaKernels make();
+  const WgmmaKernel &operator[](int config) const { return rows[config - kFirstWgmma]; }
 };
 
-// Of integer weights; configurations that they do without have no kernels.
-template <nf4_int4_layout Layout>
-struct Int4WgmmaKernels : WgmmaKernels {
+// A table for each kind of weight, and for each layout of integers.
+enum class WgmmaTable : uint8_t { kCodebook, kTransposed, kGptq, kAwq, kCompressedTensors };
+constexpr int kWgmmaTableCount = 5;
+
+constexpr WgmmaTable table_of(const Weight &) { return WgmmaTable::kCodebook; }
+constexpr WgmmaTable table_of(const TransposedWeight &) { return WgmmaTable::kTransposed; }
+constexpr WgmmaTable table_of(const Int4Weight &weight) {
+  return weight.layout == NF4_INT4_GPTQ  ? WgmmaTable::kGptq
+         : weight.layout == NF4_INT4_AWQ ? WgmmaTable::kAwq
+                                         : WgmmaTable::kCompressedTensors;
+}
+
+// The args of kernels of experts are GroupedWgmmaArgsOf the others'.
+template <WgmmaTable Table, bool Experts>
+struct WgmmaKernelsOf : WgmmaKernels {
   template <class Arch>
-  static Int4WgmmaKernels make();
+  static WgmmaKernelsOf make();
 };
 
-// Of the gradient, likewise.
-struct GradWgmmaKernels : WgmmaKernels {
-  template <class Arch>
-  static GradWgmmaKernels make();
-};
+// Returns a table's kernels for the GPU, or NULL where it has none.
+const WgmmaKernels *find_wgmma_kernels(int compute_capability, WgmmaTable table, bool experts);
 
-// Loads the kernels for a weight of its kind and layout on the device, which is current and has
-// them, and fills in resident_clusters.
-cudaError_t load_wgmma_kernels(const Device &device, const Weight &weight, GpuFacts &gpu);
-cudaError_t load_wgmma_kernels(const Device &device, const Int4Weight &weight, GpuFacts &gpu);
-cudaError_t load_wgmma_kernels(const Device &device, const TransposedWeight &weight, GpuFacts &gpu);
+// Loads the kernels of a table on the device, which is current and has them.
+cudaError_t load_wgmma_kernels(const Device &device, WgmmaTable table, bool experts);
 
-// Kernels may use the shared memory that they need only after this. The device is current.
-cudaError_t allow_shared_memory(const WgmmaKernels &kernels);
+// Fills in gpu.resident_clusters, once the kernels of one weight are loaded.
+void read_resident_clusters(const Device &device, GpuFacts &gpu);
 
-// Fills in what a kernel of the configuration reads of a weight that is one of a stack, or all of
-// it, after args.matmul.weight.
+// ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
+
+// Returns what a kernel decodes the codes by.
+LutCodebook decode_args(const Weight &weight, nf4_dtype dtype, const MatmulConfig &config);
+LutCodebook decode_args(const TransposedWeight &weight, nf4_dtype dtype,
+                        const MatmulConfig &config);
+Int4DecodeArgs decode_args(const Int4Weight &weight, nf4_dtype dtype, const MatmulConfig &config);
+
+// Whether the producer may load the scales of several K-steps at once.
+bool has_scale_vectors(const Weight &weight);
+bool has_scale_vectors(const TransposedWeight &weight);
+bool has_scale_vectors(const Int4Weight &weight);
+
+// The packed weight, in boxes of a K-tile.
+cudaError_t make_weight_map(const Weight &weight, int tile_n, TensorMap &map);
+cudaError_t make_weight_map(const TransposedWeight &weight, int tile_n, TensorMap &map);
+cudaError_t make_weight_map(const Int4Weight &weight, int tile_n, TensorMap &map);
+
+// ---- Launches ------------------------------------------------------------------------------
+
+// Fills in what a kernel of the configuration reads of the weight, which is `stack` or one expert
+// of it, besides args.matmul.weight.
 template <class W, class Args>
 cudaError_t set_weight(const W &weight, const W &stack, nf4_dtype dtype, const MatmulConfig &config,
                        Args &args);

@@ -14,8 +14,8 @@ constexpr int kWgmmaSmemBytes = 227 * 1024;  // what Hopper has
 constexpr int kMaxStages = 8;
 constexpr int kLoraTileK = 32;  // ranks of an adapter in the place of a K-tile: as many bytes
 
-// Rows of x that a work tile of experts, which may have fewer than tile_m, is multiplied with where
-// those are enough; 0 ends them. Each is a loop of its own.
+// A work tile of experts may have fewer than tile_m rows of x. It is multiplied with the fewest of
+// these numbers of rows that suffice; 0 ends the list. Each number is a loop of its own.
 struct FewerRows {
   int of[4];
 };
@@ -62,7 +62,7 @@ struct SharedLayout {
   static constexpr int kXBoxRows = Tile::kTileM / Tile::kXBoxes;
   static constexpr int kXStageBytes = Tile::kTileM * kStepK * 2;
   static constexpr int kWeightStageBytes = Tile::kTileN * kTileK / 2;
-  // Of each row, two steps'.
+  // The scales of two K-steps for each row.
   static constexpr int kScaleStageBytes =
       Tile::Kind::scale_rows(Tile::kTileN) * 2 * int{sizeof(typename Tile::Scale)};
   static constexpr int kSubtileBytes = 1024;

@@ -113,5 +113,19 @@ struct TransposedKind : CodebookKind<Lora> {
   }
 };
 
+// The gradient: W^T of a weight with a codebook.
+struct Transposed {
+  static constexpr WgmmaTable kTable = WgmmaTable::kTransposed;
+  static constexpr WeightKind kKind = WeightKind::kTransposed;
+  static constexpr bool kExpertsAlongK = true;
+  static constexpr bool kLora = true;
+  static constexpr bool lora_apart(const MatmulConfig &) { return false; }
+
+  template <class T, bool Lora>
+  using TileKind = TransposedKind<Lora>;
+  template <class T, class>
+  using Decode = TransposedDecode<T>;
+};
+
 }  // namespace
 }  // namespace nf4::cuda

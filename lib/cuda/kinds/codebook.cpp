@@ -1,0 +1,95 @@
+// Weights with a codebook: what their kernels can run, sizes and costs. Calls no CUDA.
+#include <algorithm>
+
+#include "cuda/matmul/args.hpp"
+#include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/skinny/smem.hpp"
+#include "cuda/matmul/wgmma/tile.hpp"
+#include "cuda/matmul_grouped/choose.hpp"
+
+namespace nf4::cuda {
+
+// ---- One weight -----------------------------------------------------------------------------
+
+MatmulSize size_of(const MatmulProblem &problem) {
+  const Weight &weight = problem.weight;
+  return {problem.dtype, problem.m, weight.rows, weight.cols, weight.blocksize(), kind_of(weight)};
+}
+
+bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config) {
+  if (!gpu.tensor_cores) return false;
+  const Weight &weight = problem.weight;
+  const int max_m = kMatmulConfigs[config].tile_m;
+  // Past a row's end codes and x are 0. Their product is 0 unless a caller's codebook begins with
+  // an infinity or a NaN.
+  if (weight.codebook != nullptr && weight.cols % kWarpTileK != 0) return false;
+  // kScaleK columns share a scale, and a CTA's rows have few enough elements, all of which have 32
+  // bits.
+  if (problem.m > max_m || weight.cols == 0 || weight.cols % kScaleK != 0) return false;
+  if (weight.cols > kSkinnyElementsMax / kWarpTileN || weight.rows > UINT32_MAX / weight.cols)
+    return false;
+  if (weight.blocksize() < kScaleK || !is_multiple(weight.packed, 16)) return false;
+  if (!has_x_vectors(problem)) return false;
+  const int64_t ctas =
+      std::min(weight.rows, weight_ctas(gpu.multiprocessors, lora_ctas(problem.lora, weight.cols)));
+  const int64_t rows = ceil_divide(weight.rows, ctas) + kWarpTileN;
+  // Elements of a nested block have 31 bits.
+  const int log2 = weight.nested() ? weight.blocksize_log2 + weight.nested_blocksize_log2 : 0;
+  if (log2 > 30) return false;
+  return rows <= kSkinnyElementsMax / weight.cols &&
+         skinny_tiles_that_fit(
+             skinny_smem_of(problem.dtype, max_m, gpu.tensor_maps),
+             skinny_scale_bytes(weight.cols, weight.nested(), log2),
+             gpu.shared_bytes -
+                 shared_lora_bytes(problem.m, static_cast<int>(lora_stride(problem.lora)))) > 0;
+}
+
+// CTAs share the rows evenly, in whole warp tiles.
+double skinny16_cycles(const Weight &weight, const GpuFacts &gpu, const CostModel &model) {
+  const int64_t rows =
+      ceil_divide(ceil_divide(weight.rows, gpu.multiprocessors), kWarpTileN) * kWarpTileN;
+  return model.skinny16_start + model.skinny16_element * static_cast<double>(rows * weight.cols);
+}
+
+bool takes_skinny2_for_long_rows(const Weight &, const GpuFacts &) { return false; }
+
+bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config) {
+  if (problem.dtype == NF4_DTYPE_FP32) return false;
+  const Weight &weight = problem.weight;
+  // Past a row's end codes, scales and x are 0. Their product is 0 unless a caller's codebook
+  // begins with an infinity or a NaN.
+  const int whole = weight.codebook != nullptr ? kTileK : kStepK;
+  // LutScaledBf16 and LutScaledFp16 are for the formats' own codebooks.
+  if (weight.codebook != nullptr && kMatmulConfigs[config].scale_on == ScaleOn::kWeights)
+    return false;
+  return weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
+         wgmma_sizes_can_run(problem, gpu, config);
+}
+
+// ---- Experts --------------------------------------------------------------------------------
+
+int64_t gathered_bytes(const GroupedProblem &problem) { return gathered_bytes(problem, 4, 64); }
+
+bool skinny_can_run_experts(const GroupedProblem &problem, const GpuFacts &gpu, int config) {
+  return problem.weight.rows <= kMaxMapRows &&
+         skinny_can_run(two_rows(problem, expert_weight(problem)), gpu, config);
+}
+bool begins_words(const Weight &, int64_t) { return true; }
+
+ExpertsCosts experts_costs(const Weight &) {
+  static constexpr ExpertsCost kExpertsCosts[] = {
+      {kMma64x64, 64, 1800, 0, 0},
+      {kSkinny2, kWarpTileK, 165, 0, 0},
+      {kSkinny8, kWarpTileK, 195, 0, 0},
+      {kSkinny16, kWarpTileK, 280, 0, 0},
+      {config_named("wgmma_32x256"), 128, 1450, 0, 5500},
+      {config_named("wgmma_64x256"), 128, 760, 22, 5500},
+      {config_named("wgmma_96x256"), 128, 1240, 9, 10500},
+      {config_named("wgmma_152x128"), 128, 60, 11.9, 4500},
+      {config_named("wgmma_208x128"), 128, 2150, 0, 7500},
+      {config_named("wgmma_304x128"), 128, 2570, 0, 12000},
+  };
+  return ExpertsCosts(kExpertsCosts);
+}
+
+}  // namespace nf4::cuda

@@ -1,0 +1,96 @@
+// Launches of products of weights with a codebook.
+#include <algorithm>
+#include <iterator>
+
+#include "cuda/lora/lora.hpp"
+#include "cuda/matmul/kernels.hpp"
+#include "cuda/matmul/launch.hpp"
+#include "cuda/matmul/mma/launch.hpp"
+#include "cuda/matmul/skinny/launch.hpp"
+#include "cuda/matmul/wgmma/launch.hpp"
+#include "cuda/matmul/wgmma/tile.hpp"
+#include "cuda/runtime/families.hpp"
+#include "cuda/runtime/shared_memory.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+cudaError_t allow_skinny(const GpuFamily &family, const Device &device) {
+  static ContextFlag known[std::size(kGpuFamilies)];
+  return allow_shared_memory(device, kernels_of<MatmulKernels>(family).skinny,
+                             known[&family - kGpuFamilies]);
+}
+
+// Returns the format's codebook as the decoders of kernels that scale weights, or sums, take it.
+LutCodebook lut_codebook(const WeightView &weight, nf4_dtype dtype, ScaleOn scale_on) {
+  const Format &format = kFormats[weight.format_row];
+  LutCodebook codebook{};
+  std::copy(format.codebook.begin(), format.codebook.end(), codebook.exact);
+  const bool around_one = scale_on == ScaleOn::kWeights && dtype == NF4_DTYPE_FP16;
+  codebook.rounded = around_one                      ? format.around_one
+                     : scale_on == ScaleOn::kWeights ? format.fp16_with_one
+                                                     : rounded_codebook(weight, dtype);
+  codebook.scale_factor = around_one ? format.around_one.unit : 1.0f;
+  return codebook;
+}
+
+}  // namespace
+
+LutCodebook decode_args(const Weight &weight, nf4_dtype dtype, const MatmulConfig &config) {
+  return lut_codebook(view_of(weight), dtype, config.scale_on);
+}
+// All kernels of the gradient scale weights.
+LutCodebook decode_args(const TransposedWeight &weight, nf4_dtype dtype, const MatmulConfig &) {
+  return lut_codebook(view_of(weight), dtype, ScaleOn::kWeights);
+}
+
+// Each K-step is a block, and vectors are aligned.
+bool has_scale_vectors(const Weight &weight) {
+  return weight.blocksize_log2 == 6 && weight.cols % 512 == 0 &&
+         is_multiple(weight.absmax, weight.nested() ? 8 : 16) &&
+         (!weight.nested() || weight.nested_blocksize_log2 >= 3);
+}
+
+cudaError_t make_weight_map(const Weight &weight, int tile_n, TensorMap &map) {
+  return make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2, kTileK / 2,
+                         tile_n, map);
+}
+
+cudaError_t run_mma(const MatmulTarget &target, const MatmulProblem &problem,
+                    const MatmulArgs &args) {
+  const void *const kernel = kernels_of<MatmulKernels>(*target.family)
+                                 .mma[problem.dtype - NF4_DTYPE_FP32][reads_nested(problem.weight)];
+  return launch_mma(target, kernel, args);
+}
+
+cudaError_t run_skinny(const MatmulTarget &target, const MatmulProblem &problem,
+                       const MatmulArgs &args, int config) {
+  if (const cudaError_t error = allow_skinny(*target.family, target.device)) return error;
+  const auto &skinny = kernels_of<MatmulKernels>(*target.family).skinny;
+  const void *const kernel =
+      (problem.lora.rank > 0 ? skinny.lora
+                             : skinny.one)[problem.dtype - NF4_DTYPE_FP32]
+                                          [reads_nested(problem.weight)][config - kFirstSkinny];
+  const LoraCtaArgs lora = lora_cta_args(LoraProblem(problem), lora_workspace(problem));
+  return launch_skinny(target, kernel, args, lora, problem.dtype, config);
+}
+
+const void *batch_kernel_for(const GpuFamily &family, const MatmulProblem &problem, int config) {
+  if (!is_skinny(config)) return nullptr;
+  return kernels_of<MatmulKernels>(family)
+      .skinny.batch[problem.dtype - NF4_DTYPE_FP32][problem.weight.nested()][config - kFirstSkinny];
+}
+
+cudaError_t run_skinny_batch(const MatmulTarget &target, const MatmulArgs *args, int count,
+                             const MatmulProblem &first, int config) {
+  if (const cudaError_t error = allow_skinny(*target.family, target.device)) return error;
+  return launch_skinny_batch(target, batch_kernel_for(*target.family, first, config), args, count,
+                             first.dtype, config);
+}
+
+cudaError_t load_family_kernels(const GpuFamily &family, const Device &device, const Weight &) {
+  const cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
+  return error == cudaSuccess ? allow_skinny(family, device) : error;
+}
+
+}  // namespace nf4::cuda
