@@ -23,11 +23,12 @@ constexpr int kThreadCounts[] = {1, 2, 3, 7, 300, 0};
 constexpr double kLargestError[] = {1e-6, 5e-4, 4e-3};
 
 // The functions of each kind of weight.
-inline nf4_status dequant_cpu(const nf4_tensor &weight, void *out, nf4_dtype dtype) {
-  return nf4_dequant_cpu(&weight, out, dtype, 1);
+inline nf4_status dequant_cpu(const nf4_tensor &weight, void *out, nf4_dtype dtype, int threads) {
+  return nf4_dequant_cpu(&weight, out, dtype, threads);
 }
-inline nf4_status dequant_cpu(const nf4_int4_tensor &weight, void *out, nf4_dtype dtype) {
-  return nf4_int4_dequant_cpu(&weight, out, dtype, 1);
+inline nf4_status dequant_cpu(const nf4_int4_tensor &weight, void *out, nf4_dtype dtype,
+                              int threads) {
+  return nf4_int4_dequant_cpu(&weight, out, dtype, threads);
 }
 inline nf4_status matmul_cpu(const nf4_tensor &weight, const nf4_matmul_args &args, int threads) {
   return nf4_matmul_cpu(&weight, &args, threads);
@@ -101,7 +102,7 @@ double error_of_dense(const CpuMatmul<Host> &placed, const ExpectedProduct &expe
   const MatmulCaseOf<Host> &test = placed.test;
   const int64_t rows = test.weight.shape.rows, cols = test.weight.shape.cols;
   std::vector<uint8_t> dense(rows * cols * dtype_bytes(test.dtype));
-  REQUIRE(dequant_cpu(placed.weight.tensor(), dense.data(), test.dtype) == NF4_STATUS_OK);
+  REQUIRE(dequant_cpu(placed.weight.tensor(), dense.data(), test.dtype, 1) == NF4_STATUS_OK);
   RelativeError error;
   for (int64_t i = 0; i < test.m * rows; ++i) {
     const int64_t column = i / rows, row = i % rows;
@@ -141,6 +142,8 @@ void check_thread_counts(const MatmulCaseOf<Host> &test, Rng &rng) {
     const CpuMatmul<Host> expected(rng, test);
     REQUIRE(expected.multiply(1) == NF4_STATUS_OK);
     for (const int threads : kThreadCounts) {
+      // The reference is slow, and any variant's rows are dealt to threads by the same code.
+      if (variant == &scalar_variant() && threads != 3) continue;
       INFO("variant " << variant->name << ", threads " << threads << ", m " << test.m);
       const CpuMatmul<Host> got(rng, test);
       REQUIRE(got.multiply(threads) == NF4_STATUS_OK);
