@@ -128,7 +128,13 @@ def _dense(
 ) -> tuple[transformers.PreTrainedModel, dict[str, Any]] | str:
     """Returns a model that runs, and its inputs; or why there is none."""
     why = "-"
-    for config in _configs(kind, limit_layers):
+    try:
+        configs = list(_configs(kind, limit_layers))
+    except TimeoutError:
+        raise
+    except Exception as error:
+        return f"no configuration: {type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+    for config in configs:
         try:
             elements = sum(
                 p.numel() for p in meta_model.build(kind, copy.deepcopy(config)).parameters()
