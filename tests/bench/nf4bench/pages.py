@@ -116,16 +116,18 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
     bench = figures["bench"]
     last = [
         *note(figures, changed, dict(README_ROWS)),
-        "All tables and spreads: [docs/bench](docs/bench/README.md); how they are measured: "
-        "[docs/performance.md](docs/performance.md). `./dev bench` measures on your machine.",
+        "[docs/bench](docs/bench/README.md) has all tables and spreads, and "
+        "[docs/performance.md](docs/performance.md) says how they are measured. `./dev bench` "
+        "measures on your machine.",
     ]
     return "\n\n".join([
-        f"One {bench['device']}, {bench['date']}, bf16, NF4 with double quantization, GPTQ in "
-        "groups of 128, CUDA graphs. M is the rows of x. The roofline is a kernel that moves the "
-        "same bytes and does nothing else, the fastest of some; dense is torch.nn.Linear (cuBLAS), "
-        "of experts grouped_mm, in bf16; Humming is a library of W4A16 kernels (4-bit weights, "
-        "16-bit activations). The last three columns are the other library's time divided by "
-        "libnf4's; above 1x, libnf4 is faster. Quantize is timed in eager calls.",
+        f"Measured on one {bench['device']} on {bench['date']} in bf16, with CUDA graphs: NF4 with "
+        "double quantization, and GPTQ in groups of 128. M is the number of rows of x. The "
+        "roofline is the fastest of several kernels that move the same bytes and do nothing else. "
+        "Dense is torch.nn.Linear (cuBLAS) in bf16, and grouped_mm for experts. Humming is a "
+        "library of W4A16 kernels (4-bit weights, 16-bit activations). The last three "
+        "columns are the other library's time divided by libnf4's; above 1x, libnf4 is faster. "
+        "Quantize is timed in eager calls.",
         README.markdown(found),
         " ".join(last),
     ])  # fmt: skip

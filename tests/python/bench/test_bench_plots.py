@@ -179,7 +179,7 @@ def test_everything_shown_is_made_from_the_figures_and_checked(
         assert f"there are no figures of {name}, which is left out" in said
     assert make()[0] == 0 and make("--check")[0] == 0
     readme = (tmp_path / "README.md").read_text()
-    assert readme.startswith("a\n<!-- bench:begin -->\nOne GPU of a test")
+    assert readme.startswith("a\n<!-- bench:begin -->\nMeasured on one GPU of a test")
     assert readme.endswith("<!-- bench:end -->\nb\n")
     before = (folder / "README.md").read_text()
     (folder / "figures.json").write_text(json.dumps(stamped | {"matmul": MATMUL}))
