@@ -2,12 +2,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "nf4/nf4.h"
 #include "support/catch.hpp"
+#include "support/faults.hpp"
 #include "support/guarded.hpp"
 
 using namespace nf4::test;
@@ -33,7 +33,10 @@ struct Call {
   nf4_matmul_args args{};
   size_t workspace_bytes = 4096;
 
-  explicit Call(bool of_gradient) : gradient(of_gradient) {
+  static constexpr int kForms[] = {kAll};
+  static const std::vector<Function<Call>> &functions();
+
+  explicit Call(int who) : gradient((who & kGradient) != 0) {
     tensor.struct_size = sizeof tensor;
     tensor.format = NF4_FORMAT_NF4;
     tensor.blocksize = 64;
@@ -63,110 +66,80 @@ struct Call {
   }
 };
 
-enum class Who { kBoth, kProduct, kGradient, kCpu, kLaunch };
+const std::vector<Function<Call>> &Call::functions() {
+  static const std::vector<Function<Call>> list = {
+      {"nf4_matmul_cpu", kMultiply | kCpu, [](Call &c) { return c.run(false); }},
+      {"nf4_matmul_launch", kMultiply | kLaunch, [](Call &c) { return c.run(true); }},
+      {"nf4_matmul_grad_cpu", kGradient | kCpu, [](Call &c) { return c.run(false); }},
+      {"nf4_matmul_grad_launch", kGradient | kLaunch, [](Call &c) { return c.run(true); }},
+  };
+  return list;
+}
 
-struct Fault {
-  Who who;
-  std::function<void(Call &)> change;
-  std::string detail;
-};
-
-const std::vector<Fault> kFaults = {
-    {Who::kGradient, [](Call &c) { c.args.bias = c.x.data(); },
+const std::vector<Fault<Call>> kFaults = {
+    {kGradient, [](Call &c) { c.args.bias = c.x.data(); },
      "bias is not NULL; expected NULL in the gradient"},
-    {Who::kGradient, [](Call &c) { c.args.x_stride = kRows - 1; },
-     "x_stride is 5; expected at least 6"},
-    {Who::kGradient, [](Call &c) { c.args.y_stride = kCols - 1; },
+    {kGradient, [](Call &c) { c.args.x_stride = kRows - 1; }, "x_stride is 5; expected at least 6"},
+    {kGradient, [](Call &c) { c.args.y_stride = kCols - 1; },
      "y_stride is 95; expected at least 96"},
-    {Who::kBoth, [](Call &c) { c.args.y = c.x.data(); }, "x overlaps y"},
-    {Who::kBoth, [](Call &c) { c.args.y = nullptr; }, "y is NULL"},
-    {Who::kBoth, [](Call &c) { c.args.struct_size = 63; },
+    {kAll, [](Call &c) { c.args.y = c.x.data(); }, "x overlaps y"},
+    {kAll, [](Call &c) { c.args.y = nullptr; }, "y is NULL"},
+    {kAll, [](Call &c) { c.args.struct_size = 63; },
      "nf4_matmul_args.struct_size is 63; this library knows 72"},
-    {Who::kBoth, [](Call &c) { c.lora.struct_size = 0; },
+    {kAll, [](Call &c) { c.lora.struct_size = 0; },
      "nf4_lora.struct_size is 0; this library knows 64"},
-    {Who::kBoth, [](Call &c) { c.lora.dtype = NF4_DTYPE_FP16; },
+    {kAll, [](Call &c) { c.lora.dtype = NF4_DTYPE_FP16; },
      "lora.dtype is 2; expected 1 (fp32) or that of the nf4_matmul_args, 3"},
-    {Who::kBoth, [](Call &c) { c.lora.dtype = 0; },
+    {kAll, [](Call &c) { c.lora.dtype = 0; },
      "lora.dtype is 0; expected 1 (fp32) or that of the nf4_matmul_args, 3"},
-    {Who::kBoth, [](Call &c) { c.lora.rank = 0; }, "lora.rank is 0; expected 1 to 128"},
-    {Who::kBoth, [](Call &c) { c.lora.rank = 129; }, "lora.rank is 129; expected 1 to 128"},
-    {Who::kBoth, [](Call &c) { c.lora.scale = INFINITY; },
-     "lora.scale is inf; expected a finite number"},
-    {Who::kBoth, [](Call &c) { c.lora.scale = NAN; },
-     "lora.scale is nan; expected a finite number"},
-    {Who::kBoth, [](Call &c) { c.lora.reserved = 1; }, "lora.reserved is 1; expected 0"},
-    {Who::kBoth, [](Call &c) { c.lora.a_stride = kCols - 1; },
+    {kAll, [](Call &c) { c.lora.rank = 0; }, "lora.rank is 0; expected 1 to 128"},
+    {kAll, [](Call &c) { c.lora.rank = 129; }, "lora.rank is 129; expected 1 to 128"},
+    {kAll, [](Call &c) { c.lora.scale = INFINITY; }, "lora.scale is inf; expected a finite number"},
+    {kAll, [](Call &c) { c.lora.scale = NAN; }, "lora.scale is nan; expected a finite number"},
+    {kAll, [](Call &c) { c.lora.reserved = 1; }, "lora.reserved is 1; expected 0"},
+    {kAll, [](Call &c) { c.lora.a_stride = kCols - 1; },
      "lora.a_stride is 95; expected at least 96"},
-    {Who::kBoth, [](Call &c) { c.lora.b_stride = kRank - 1; },
-     "lora.b_stride is 3; expected at least 4"},
-    {Who::kBoth, [](Call &c) { c.lora.a_stride = INT64_MAX; },
+    {kAll, [](Call &c) { c.lora.b_stride = kRank - 1; }, "lora.b_stride is 3; expected at least 4"},
+    {kAll, [](Call &c) { c.lora.a_stride = INT64_MAX; },
      "rank * lora.a_stride is 4 * 9223372036854775807; expected at most 2^60"},
-    {Who::kBoth, [](Call &c) { c.lora.b_stride = INT64_MAX; },
+    {kAll, [](Call &c) { c.lora.b_stride = INT64_MAX; },
      "rows * lora.b_stride is 6 * 9223372036854775807; expected at most 2^60"},
-    {Who::kBoth, [](Call &c) { c.args.m = (int64_t{1} << 53) + 1; },
+    {kAll, [](Call &c) { c.args.m = (int64_t{1} << 53) + 1; },
      "m is 9007199254740993; expected at most 2^53 with a lora"},
-    {Who::kBoth,
+    {kAll,
      [](Call &c) {
        c.tensor.rows = (int64_t{1} << 53) + 1;
        (c.gradient ? c.args.x_stride : c.args.y_stride) = c.tensor.rows;
      },
      "rows is 9007199254740993; expected at most 2^53 with a lora"},
-    {Who::kBoth,
+    {kAll,
      [](Call &c) {
        c.tensor.cols = (int64_t{1} << 53) + 1;
        c.lora.a_stride = (c.gradient ? c.args.y_stride : c.args.x_stride) = c.tensor.cols;
      },
      "cols is 9007199254740993; expected at most 2^53 with a lora"},
-    {Who::kBoth, [](Call &c) { c.lora.a = nullptr; }, "lora.a is NULL"},
-    {Who::kBoth, [](Call &c) { c.lora.b = nullptr; }, "lora.b is NULL"},
-    {Who::kCpu, [](Call &c) { c.lora.product = nullptr; }, "lora.product is NULL"},
-    {Who::kBoth, [](Call &c) { c.lora.product = c.y.data(); }, "lora.product overlaps y"},
-    {Who::kBoth, [](Call &c) { c.lora.product = c.x.data(); }, "x overlaps lora.product"},
-    {Who::kBoth, [](Call &c) { c.lora.a = c.y.data(); }, "lora.a overlaps y"},
-    {Who::kBoth, [](Call &c) { c.lora.b = c.product.data(); }, "lora.b overlaps lora.product"},
-    {Who::kLaunch, [](Call &c) { c.workspace_bytes = 0; },
-     "workspace_bytes is 0; expected at least "},
-    {Who::kLaunch, [](Call &c) { c.lora.product = c.workspace.data(); },
+    {kAll, [](Call &c) { c.lora.a = nullptr; }, "lora.a is NULL"},
+    {kAll, [](Call &c) { c.lora.b = nullptr; }, "lora.b is NULL"},
+    {kCpu, [](Call &c) { c.lora.product = nullptr; }, "lora.product is NULL"},
+    {kAll, [](Call &c) { c.lora.product = c.y.data(); }, "lora.product overlaps y"},
+    {kAll, [](Call &c) { c.lora.product = c.x.data(); }, "x overlaps lora.product"},
+    {kAll, [](Call &c) { c.lora.a = c.y.data(); }, "lora.a overlaps y"},
+    {kAll, [](Call &c) { c.lora.b = c.product.data(); }, "lora.b overlaps lora.product"},
+    {kLaunch, [](Call &c) { c.workspace_bytes = 0; }, "workspace_bytes is 0; expected at least "},
+    {kLaunch, [](Call &c) { c.lora.product = c.workspace.data(); },
      "workspace overlaps lora.product"},
 };
-
-bool concerns(Who who, bool gradient, bool launch) {
-  switch (who) {
-    case Who::kBoth:
-      return true;
-    case Who::kProduct:
-      return !gradient;
-    case Who::kGradient:
-      return gradient;
-    case Who::kCpu:
-      return !launch;
-    case Who::kLaunch:
-      return launch;
-  }
-  return false;
-}
 
 }  // namespace
 
 TEST_CASE("a bad argument of the gradient or an adapter is named, and nothing is written",
           "[api]") {
-  for (const Fault &fault : kFaults)
-    for (const bool gradient : {false, true})
-      for (const bool launch : {false, true}) {
-        if (!concerns(fault.who, gradient, launch)) continue;
-        INFO(fault.detail << (gradient ? ", gradient" : "") << (launch ? ", launch" : ""));
-        Call call(gradient);
-        fault.change(call);
-        CHECK(call.run(launch) == NF4_STATUS_INVALID_ARGUMENT);
-        const std::string error = nf4_last_error();
-        CHECK(error.substr(0, fault.detail.size()) == fault.detail);
-        CHECK(call.untouched());
-      }
+  check_faults(kFaults);
 }
 
 TEST_CASE("the calls that the table breaks are right", "[api]") {
-  for (const bool gradient : {false, true}) {
-    Call call(gradient);
+  for (const int work : {kMultiply, kGradient}) {
+    Call call(work);
     CHECK(call.run(false) == NF4_STATUS_OK);
     CHECK(!call.y.untouched());
     CHECK(!call.product.untouched());
@@ -174,9 +147,9 @@ TEST_CASE("the calls that the table breaks are right", "[api]") {
 }
 
 TEST_CASE("an adapter's workspace does not depend on its dtype", "[api]") {
-  for (const bool gradient : {false, true})
+  for (const int work : {kMultiply, kGradient})
     for (const int rank : {16, 64, 128}) {
-      Call call(gradient);
+      Call call(work);
       call.tensor.rows = 128;
       call.tensor.cols = 8192;
       call.lora.rank = rank;
@@ -194,8 +167,8 @@ TEST_CASE("an adapter's workspace does not depend on its dtype", "[api]") {
 
 TEST_CASE("args of the size before lora was appended are valid, and have none", "[api]") {
   constexpr size_t kBefore = 64;
-  for (const bool gradient : {false, true}) {
-    Call call(gradient);
+  for (const int work : {kMultiply, kGradient}) {
+    Call call(work);
     std::memset(call.x.data(), 0, call.x.size());
     std::memset(call.absmax.data(), 0, call.absmax.size());
     call.args.lora = reinterpret_cast<const nf4_lora *>(uintptr_t{1});
@@ -206,9 +179,9 @@ TEST_CASE("args of the size before lora was appended are valid, and have none", 
     CHECK(call.run(false) == NF4_STATUS_OK);
     CHECK(call.product.untouched());
     // Those of a batch are so many bytes apart.
-    if (gradient) continue;
+    if (call.gradient) continue;
     uint8_t both[2 * kBefore];
-    Call second(false);
+    Call second(kMultiply);
     second.args.struct_size = kBefore;
     std::memcpy(both, &call.args, kBefore);
     std::memcpy(both + kBefore, &second.args, kBefore);
@@ -220,11 +193,11 @@ TEST_CASE("args of the size before lora was appended are valid, and have none", 
 }
 
 TEST_CASE("an adapter needs workspace, the more the larger m and the rank", "[api]") {
-  for (const bool gradient : {false, true}) {
+  for (const int work : {kMultiply, kGradient}) {
     size_t before = 0;
     for (const int32_t rank : {1, 16, 17, 128})
       for (const int64_t m : {1, 2, 64, 1000}) {
-        Call call(gradient);
+        Call call(work);
         call.lora.rank = rank;
         call.lora.b_stride = rank;
         call.lora.a = call.lora.b = nullptr;  // not read

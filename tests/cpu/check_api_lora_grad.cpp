@@ -1,13 +1,13 @@
 // The arguments of the gradients of an adapter's matrices.
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "nf4/nf4.h"
 #include "support/catch.hpp"
+#include "support/faults.hpp"
 #include "support/guarded.hpp"
 
 using namespace nf4::test;
@@ -31,6 +31,10 @@ struct Call {
   const nf4_lora_grad_args *address = &args;
   int32_t threads = 1;
 
+  static constexpr int kForms[] = {kAll};
+  static const std::vector<Function<Call>> &functions();
+
+  explicit Call(int = kAll) {}
   nf4_status run(bool launch) const {
     return launch ? nf4_lora_grad_launch(address, nullptr) : nf4_lora_grad_cpu(address, threads);
   }
@@ -41,72 +45,82 @@ struct Call {
   }
 };
 
-struct Fault {
-  std::function<void(Call &)> change;
-  std::string detail;
-};
+const std::vector<Function<Call>> &Call::functions() {
+  static const std::vector<Function<Call>> list = {
+      {"nf4_lora_grad_cpu", kCpu, [](Call &c) { return c.run(false); }},
+      {"nf4_lora_grad_launch", kLaunch, [](Call &c) { return c.run(true); }},
+  };
+  return list;
+}
 
 const std::string kHuge = std::to_string(INT64_MAX);
 
-const std::vector<Fault> kFaults = {
-    {[](Call &c) { c.address = nullptr; }, "the nf4_lora_grad_args is NULL"},
-    {[](Call &c) { c.args.struct_size = 120; },
+const std::vector<Fault<Call>> kFaults = {
+    {kCpu, [](Call &c) { c.threads = -1; }, "threads is -1; expected 0 or more"},
+    {kAll, [](Call &c) { c.address = nullptr; }, "the nf4_lora_grad_args is NULL"},
+    {kAll, [](Call &c) { c.args.struct_size = 120; },
      "nf4_lora_grad_args.struct_size is 120; this library knows 128"},
-    {[](Call &c) { c.args.dtype = 0; }, "dtype is 0; expected 1 (fp32), 2 (fp16) or 3 (bf16)"},
-    {[](Call &c) { c.args.grad_dtype = NF4_DTYPE_FP16; },
+    {kAll, [](Call &c) { c.args.dtype = 0; },
+     "dtype is 0; expected 1 (fp32), 2 (fp16) or 3 (bf16)"},
+    {kAll, [](Call &c) { c.args.grad_dtype = NF4_DTYPE_FP16; },
      "grad_dtype is 2; expected 1 (fp32) or the dtype, 3"},
-    {[](Call &c) { c.args.grad_dtype = 0; }, "grad_dtype is 0; expected 1 (fp32) or the dtype, 3"},
-    {[](Call &c) { c.args.rank = 0; }, "rank is 0; expected 1 to 128"},
-    {[](Call &c) { c.args.rank = 129; }, "rank is 129; expected 1 to 128"},
-    {[](Call &c) { c.args.scale = INFINITY; }, "scale is inf; expected a finite number"},
-    {[](Call &c) { c.args.scale = NAN; }, "scale is nan; expected a finite number"},
-    {[](Call &c) { c.args.m = -1; }, "m is -1; expected 0 or more"},
-    {[](Call &c) { c.args.rows = -1; }, "rows is -1; expected 0 or more"},
-    {[](Call &c) { c.args.cols = -1; }, "cols is -1; expected 0 or more"},
-    {[](Call &c) { c.args.x_stride = kCols - 1; }, "x_stride is 95; expected at least 96"},
-    {[](Call &c) { c.args.dy_stride = kRows - 1; }, "dy_stride is 5; expected at least 6"},
-    {[](Call &c) { c.args.da_stride = kCols - 1; }, "da_stride is 95; expected at least 96"},
-    {[](Call &c) { c.args.db_stride = kRank - 1; }, "db_stride is 3; expected at least 4"},
-    {[](Call &c) { c.args.x_stride = INT64_MAX; },
+    {kAll, [](Call &c) { c.args.grad_dtype = 0; },
+     "grad_dtype is 0; expected 1 (fp32) or the dtype, 3"},
+    {kAll, [](Call &c) { c.args.rank = 0; }, "rank is 0; expected 1 to 128"},
+    {kAll, [](Call &c) { c.args.rank = 129; }, "rank is 129; expected 1 to 128"},
+    {kAll, [](Call &c) { c.args.scale = INFINITY; }, "scale is inf; expected a finite number"},
+    {kAll, [](Call &c) { c.args.scale = NAN; }, "scale is nan; expected a finite number"},
+    {kAll, [](Call &c) { c.args.m = -1; }, "m is -1; expected 0 or more"},
+    {kAll, [](Call &c) { c.args.rows = -1; }, "rows is -1; expected 0 or more"},
+    {kAll, [](Call &c) { c.args.cols = -1; }, "cols is -1; expected 0 or more"},
+    {kAll, [](Call &c) { c.args.x_stride = kCols - 1; }, "x_stride is 95; expected at least 96"},
+    {kAll, [](Call &c) { c.args.dy_stride = kRows - 1; }, "dy_stride is 5; expected at least 6"},
+    {kAll, [](Call &c) { c.args.da_stride = kCols - 1; }, "da_stride is 95; expected at least 96"},
+    {kAll, [](Call &c) { c.args.db_stride = kRank - 1; }, "db_stride is 3; expected at least 4"},
+    {kAll, [](Call &c) { c.args.x_stride = INT64_MAX; },
      "m * x_stride is 3 * " + kHuge + "; expected at most 2^60"},
-    {[](Call &c) { c.args.dy_stride = INT64_MAX; },
+    {kAll, [](Call &c) { c.args.dy_stride = INT64_MAX; },
      "m * dy_stride is 3 * " + kHuge + "; expected at most 2^60"},
-    {[](Call &c) { c.args.da_stride = INT64_MAX; },
+    {kAll, [](Call &c) { c.args.da_stride = INT64_MAX; },
      "rank * da_stride is 4 * " + kHuge + "; expected at most 2^60"},
-    {[](Call &c) { c.args.db_stride = INT64_MAX; },
+    {kAll, [](Call &c) { c.args.db_stride = INT64_MAX; },
      "rows * db_stride is 6 * " + kHuge + "; expected at most 2^60"},
-    {[](Call &c) {
+    {kAll,
+     [](Call &c) {
        c.args.m = (int64_t{1} << 58) + 1;
        c.args.cols = c.args.x_stride = 1;
      },
      "m * rank is 288230376151711745 * 4; expected at most 2^60"},
-    {[](Call &c) {
+    {kAll,
+     [](Call &c) {
        c.args.m = (int64_t{1} << 58) + 1;
        c.args.da = nullptr;
        c.args.rows = c.args.dy_stride = 1;
      },
      "m * rank is 288230376151711745 * 4; expected at most 2^60"},
-    {[](Call &c) { c.args.x = nullptr; }, "x is NULL"},
-    {[](Call &c) { c.args.dy = nullptr; }, "dy is NULL"},
-    {[](Call &c) { c.args.p = nullptr; }, "p is NULL"},
-    {[](Call &c) { c.args.q = nullptr; }, "q is NULL"},
-    {[](Call &c) { c.args.x = c.x.data() + 1; }, "x is 0x"},
-    {[](Call &c) { c.args.dy = c.dy.data() + 1; }, "dy is 0x"},
-    {[](Call &c) { c.args.p = c.p.data() + 1; }, "p is 0x"},
-    {[](Call &c) { c.args.q = c.q.data() + 1; }, "q is 0x"},
-    {[](Call &c) { c.args.da = c.da.data() + 2; }, "da is 0x"},
-    {[](Call &c) { c.args.db = c.db.data() + 2; }, "db is 0x"},
-    {[](Call &c) { c.args.db = c.da.data(); }, "da overlaps db"},
-    {[](Call &c) { c.args.da = c.x.data(); }, "x overlaps da"},
-    {[](Call &c) { c.args.da = c.p.data(); }, "p overlaps da"},
-    {[](Call &c) { c.args.db = c.dy.data(); }, "dy overlaps db"},
-    {[](Call &c) { c.args.db = c.q.data(); }, "q overlaps db"},
-    {[](Call &c) {
+    {kAll, [](Call &c) { c.args.x = nullptr; }, "x is NULL"},
+    {kAll, [](Call &c) { c.args.dy = nullptr; }, "dy is NULL"},
+    {kAll, [](Call &c) { c.args.p = nullptr; }, "p is NULL"},
+    {kAll, [](Call &c) { c.args.q = nullptr; }, "q is NULL"},
+    {kAll, [](Call &c) { c.args.x = c.x.data() + 1; }, "x is 0x"},
+    {kAll, [](Call &c) { c.args.dy = c.dy.data() + 1; }, "dy is 0x"},
+    {kAll, [](Call &c) { c.args.p = c.p.data() + 1; }, "p is 0x"},
+    {kAll, [](Call &c) { c.args.q = c.q.data() + 1; }, "q is 0x"},
+    {kAll, [](Call &c) { c.args.da = c.da.data() + 2; }, "da is 0x"},
+    {kAll, [](Call &c) { c.args.db = c.db.data() + 2; }, "db is 0x"},
+    {kAll, [](Call &c) { c.args.db = c.da.data(); }, "da overlaps db"},
+    {kAll, [](Call &c) { c.args.da = c.x.data(); }, "x overlaps da"},
+    {kAll, [](Call &c) { c.args.da = c.p.data(); }, "p overlaps da"},
+    {kAll, [](Call &c) { c.args.db = c.dy.data(); }, "dy overlaps db"},
+    {kAll, [](Call &c) { c.args.db = c.q.data(); }, "q overlaps db"},
+    {kAll,
+     [](Call &c) {
        c.args.da = nullptr;
        c.args.db = c.dy.data();
      },
      "dy overlaps db"},
-    {[](Call &c) {
+    {kAll,
+     [](Call &c) {
        c.args.m = 0;
        c.args.db = c.da.data();
      },
@@ -116,21 +130,7 @@ const std::vector<Fault> kFaults = {
 }  // namespace
 
 TEST_CASE("a bad argument of an adapter's gradients is named, and nothing is written", "[api]") {
-  for (const Fault &fault : kFaults)
-    for (const bool launch : {false, true}) {
-      INFO(fault.detail << (launch ? ", launch" : ""));
-      Call call;
-      fault.change(call);
-      CHECK(call.run(launch) == NF4_STATUS_INVALID_ARGUMENT);
-      const std::string error = nf4_last_error();
-      CHECK(error.substr(0, fault.detail.size()) == fault.detail);
-      CHECK(call.untouched());
-    }
-  Call call;
-  call.threads = -1;
-  CHECK(call.run(false) == NF4_STATUS_INVALID_ARGUMENT);
-  CHECK(std::string(nf4_last_error()) == "threads is -1; expected 0 or more");
-  CHECK(call.untouched());
+  check_faults(kFaults);
 }
 
 TEST_CASE("the call of an adapter's gradients that the table breaks is right", "[api]") {

@@ -13,142 +13,90 @@ using namespace nf4::test;
 
 namespace {
 
-const std::vector<BadArgument> kBadArguments = {
-    {"no arguments",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.matmul = nullptr; },
-     {"nf4_matmul_args", "NULL"}},
-    {"args' struct_size 0",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.struct_size = 0; },
-     {"nf4_matmul_args.struct_size", "0"}},
-    {"args' struct_size of a later version",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.struct_size += 8; },
-     {"nf4_matmul_args.struct_size", std::to_string(sizeof(nf4_matmul_args) + 8)}},
-    {"no such dtype", Who::kMatmul, false, [](Call &c) { c.args.dtype = 4; }, {"dtype", "4"}},
-    {"fp32 of 17 rows on a GPU",
-     Who::kMatmulLaunch,
-     false,
+std::string is_short(const std::string &stride, int64_t least) {
+  return stride + " is " + std::to_string(least - 1) + "; expected at least " +
+         std::to_string(least);
+}
+
+// What a product with a weight of any kind takes.
+template <class Call>
+std::vector<Fault<Call>> common_faults() {
+  constexpr int64_t kRows = Call::kRows, kCols = Call::kCols;
+  const std::string cols = std::to_string(kCols);
+  return {
+      {kMultiply, [](Call &c) { c.matmul = nullptr; }, "nf4_matmul_args is NULL"},
+      {kMultiply, [](Call &c) { c.args.struct_size = 0; }, "nf4_matmul_args.struct_size is 0"},
+      {kMultiply, [](Call &c) { c.args.struct_size += 8; },
+       "nf4_matmul_args.struct_size is " + std::to_string(sizeof(nf4_matmul_args) + 8)},
+      {kMultiply, [](Call &c) { c.args.dtype = 4; }, "dtype is 4"},
+      {kMultiply, [](Call &c) { c.args.reserved = 1; }, "nf4_matmul_args.reserved is 1"},
+      {kMultiply, [](Call &c) { c.args.m = -1; }, "m is -1"},
+      {kMultiply, [](Call &c) { c.args.m = INT64_MIN; }, "m is -9223372036854775808"},
+      {kMultiply, [](Call &c) { c.args.x_stride = kCols - 1; }, is_short("x_stride", kCols)},
+      {kMultiply, [](Call &c) { c.args.x_stride = -kCols; }, "x_stride is -" + cols},
+      {kMultiply, [](Call &c) { c.args.y_stride = kRows - 1; }, is_short("y_stride", kRows)},
+      {kMultiply, [](Call &c) { c.args.x_stride = (int64_t{1} << 59) + 1; },
+       "m * x_stride is 2 * 576460752303423489"},
+      {kMultiply, [](Call &c) { c.args.y_stride = INT64_MAX; },
+       "m * y_stride is 2 * 9223372036854775807"},
+      {kMultiply, [](Call &c) { c.args.m = INT64_MAX; },
+       "m * x_stride is 9223372036854775807 * " + cols},
+      {kMultiply, [](Call &c) { c.args.x = nullptr; }, "x is NULL"},
+      {kMultiply, [](Call &c) { c.args.y = nullptr; }, "y is NULL"},
+      {kMultiply, [](Call &c) { c.args.x = moved(c.args.x, 1); },
+       "x is 0x; expected a multiple of 2"},
+      {kMultiply, [](Call &c) { c.args.y = moved(c.args.y, 1); },
+       "y is 0x; expected a multiple of 2"},
+      {kMultiply, [](Call &c) { c.args.bias = moved(c.args.bias, 1); },
+       "bias is 0x; expected a multiple of 2"},
+      {kMultiply, [](Call &c) { c.args.x = c.args.y; }, "x overlaps y"},
+      {kMultiply, [](Call &c) { c.args.y = moved(c.x_buffer.data(), Call::kM * kCols * 2 - 2); },
+       "x overlaps y"},
+      {kMultiply, [](Call &c) { c.args.bias = moved(c.args.y, 2); }, "bias overlaps y"},
+      {kMultiply, [](Call &c) { c.tensor.packed = moved(c.args.y, Call::kM * kRows * 2 - 4); },
+       "packed overlaps y"},
+      // The gap between two rows of y.
+      {kMultiply,
+       [](Call &c) {
+         c.args.y_stride = kRows + 5;
+         c.args.bias = moved(c.args.y, kRows * 2);
+       },
+       "bias overlaps y"},
+  };
+}
+
+const std::vector<Fault<Call>> kFaults = {
+    {kMultiply | kLaunch,
      [](Call &c) {
        c.args.dtype = NF4_DTYPE_FP32;
        c.args.m = 17;
      },
-     {"dtype", "1", "m is 17", "at most 16"}},
-    {"args' reserved 1",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.reserved = 1; },
-     {"nf4_matmul_args.reserved", "1"}},
-    {"m -1", Who::kMatmul, false, [](Call &c) { c.args.m = -1; }, {"m", "-1"}},
-    {"m -2^63",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.m = INT64_MIN; },
-     {"m", "-9223372036854775808"}},
-    {"x_stride too small",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.x_stride = kCols - 1; },
-     {"x_stride", "96", "97"}},
-    {"negative x_stride",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.x_stride = -kCols; },
-     {"x_stride", "-97"}},
-    {"y_stride too small",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.y_stride = kRows - 1; },
-     {"y_stride", "2", "3"}},
-    {"m * x_stride beyond 2^60",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.x_stride = (int64_t{1} << 59) + 1; },
-     {"m * x_stride", "576460752303423489"}},
-    {"m * y_stride beyond 2^60",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.y_stride = INT64_MAX; },
-     {"m * y_stride", "9223372036854775807"}},
-    {"m * x_stride beyond int64",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.m = INT64_MAX; },
-     {"m * x_stride", "9223372036854775807"}},
-    {"no x", Who::kMatmul, false, [](Call &c) { c.args.x = nullptr; }, {"x", "NULL"}},
-    {"no y", Who::kMatmul, false, [](Call &c) { c.args.y = nullptr; }, {"y", "NULL"}},
-    {"misaligned x",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.x = moved(c.args.x, 1); },
-     {"x", "multiple of 2"}},
-    {"misaligned y",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.y = moved(c.args.y, 1); },
-     {"y", "multiple of 2"}},
-    {"misaligned bias",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.bias = moved(c.args.bias, 1); },
-     {"bias", "multiple of 2"}},
-    {"y overlaps x",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.x = c.args.y; },
-     {"overlaps", "x", "y"}},
-    {"y overlaps the end of x",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.y = moved(c.x_buffer.data(), kColumns * kCols * 2 - 2); },
-     {"overlaps", "x", "y"}},
-    {"y overlaps bias",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.args.bias = moved(c.args.y, 2); },
-     {"overlaps", "bias", "y"}},
-    {"y overlaps packed",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.tensor.packed = moved(c.args.y, kColumns * kRows * 2 - 1); },
-     {"overlaps", "packed", "y"}},
-    {"y overlaps absmax",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.tensor.absmax = c.args.y; },
-     {"overlaps", "absmax", "y"}},
-    {"the gap between rows of y overlaps bias",
-     Who::kMatmul,
-     false,
-     [](Call &c) {
-       c.args.y_stride = 8;
-       c.args.bias = moved(c.args.y, 3 * 2);
-     },
-     {"overlaps", "bias", "y"}},
-    {"y overlaps codebook",
-     Who::kMatmul,
-     false,
-     [](Call &c) { c.tensor.codebook = static_cast<float *>(c.args.y); },
-     {"overlaps", "codebook", "y"}},
-    {"y overlaps nested_code",
-     Who::kMatmul,
-     true,
-     [](Call &c) { c.tensor.nested_code = static_cast<float *>(c.args.y); },
-     {"overlaps", "nested_code", "y"}},
+     "dtype is 1 (fp32) and m is 17; expected m of at most 16, or dtype 2 (fp16) or 3 (bf16), on a "
+     "GPU"},
+    {kMultiply, [](Call &c) { c.tensor.absmax = c.args.y; }, "absmax overlaps y"},
+    {kMultiply, [](Call &c) { c.tensor.codebook = static_cast<float *>(c.args.y); },
+     "codebook overlaps y"},
+    {kMultiply | kNested, [](Call &c) { c.tensor.nested_code = static_cast<float *>(c.args.y); },
+     "nested_code overlaps y"},
+    // The last byte of y.
+    {kMultiply, [](Call &c) { c.tensor.packed = moved(c.args.y, Call::kM * Call::kRows * 2 - 1); },
+     "packed overlaps y"},
 };
 
 }  // namespace
 
-TEST_CASE("a bad argument of matmul is named, and nothing is written", "[api]") {
-  check_bad_arguments(kBadArguments);
+TEMPLATE_TEST_CASE("a bad argument of matmul is named, and nothing is written", "[api]", Call,
+                   Int4Call) {
+  check_faults(common_faults<TestType>());
+}
+
+TEST_CASE("a bad argument of matmul with a codebook weight is named, and nothing is written",
+          "[api]") {
+  check_faults(kFaults);
 }
 
 TEST_CASE("the workspace of matmul needs no pointer but the structs' own", "[api]") {
-  Call call(true);
+  Call call(kNested);
   call.tensor.packed = nullptr;
   call.tensor.absmax = nullptr;
   call.args.x = nullptr;
@@ -161,12 +109,12 @@ TEST_CASE("the workspace of matmul needs no pointer but the structs' own", "[api
   CHECK(std::string(nf4_last_error()).find("bytes is NULL") != std::string::npos);
   CHECK(nf4_matmul_workspace_size(nullptr, call.matmul, &bytes) == NF4_STATUS_INVALID_ARGUMENT);
   CHECK(nf4_matmul_workspace_size(call.weight, nullptr, &bytes) == NF4_STATUS_INVALID_ARGUMENT);
-  call.args.x_stride = kCols - 1;
+  call.args.x_stride = Call::kCols - 1;
   CHECK(nf4_matmul_workspace_size(call.weight, call.matmul, &bytes) == NF4_STATUS_INVALID_ARGUMENT);
 }
 
 TEST_CASE("many rows of x need workspace, and few do not", "[api]") {
-  Call call(true);
+  Call call(kNested);
   call.tensor.rows = call.args.y_stride = 4096;
   call.tensor.cols = call.args.x_stride = 4096;
   const auto bytes = [&](int64_t m, int64_t cols, int64_t blocksize, nf4_dtype dtype) {
@@ -196,7 +144,7 @@ TEST_CASE("many rows of x need workspace, and few do not", "[api]") {
 }
 
 TEST_CASE("more rows of x never need less workspace", "[api]") {
-  Call call(true);
+  Call call(kNested);
   for (const nf4_dtype dtype : {NF4_DTYPE_FP16, NF4_DTYPE_BF16})
     for (const int64_t rows : {1, 97, 4096, 14336})
       for (const int64_t cols : {0, 64, 97, 4096, 14336}) {
@@ -266,7 +214,7 @@ TEST_CASE("a bad workspace of matmul is named, and nothing is written", "[api]")
 }
 
 TEST_CASE("inputs of matmul may share memory", "[api]") {
-  Call call(false);
+  Call call(kFlat);
   call.args.bias = call.args.x;
   CHECK(nf4_matmul_cpu(call.weight, call.matmul, 1) == NF4_STATUS_OK);
 }

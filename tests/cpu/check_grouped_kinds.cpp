@@ -1,5 +1,6 @@
-// The gradient of products of experts, and experts of integers, on the CPU: every variant against
-// naive sums in binary64, with guard pages around every buffer.
+// Products of experts and their gradient on the CPU, of weights of every kind: every variant
+// against naive sums in binary64, with guard pages around every buffer. check_grouped.cpp has
+// codebook weights of any scales.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -25,7 +26,7 @@ namespace {
 constexpr int kShapes = 60;                            // per dtype, flat or nested
 constexpr int kInt4Shapes = 8;                         // per class
 constexpr float kFirstEntries[] = {1, INFINITY, NAN};  // of a caller's codebook
-constexpr int kThreadCounts[] = {2, 3, 7, 0};
+constexpr int kThreadCounts[] = {2, 3, 7, 300, 0};
 
 // Experts and what they do: elements [E][N][K], and for each the magnitude of what is summed.
 struct Experts {
@@ -37,23 +38,26 @@ struct Experts {
   virtual bool surroundings_intact() const = 0;
 };
 
-class Gradient : public Experts {
+class Codes : public Experts {
  public:
-  Gradient(Rng &rng, const HostWeight &host) : host_(host), weight_(rng, host_) {
+  Codes(Rng &rng, const HostWeight &host, bool gradient)
+      : host_(host), weight_(rng, host_), gradient_(gradient) {
     const ForcedVariant forced(scalar_variant());
     elements.resize(host_.elements());
     REQUIRE(nf4_dequant_cpu(&weight_.tensor(), elements.data(), NF4_DTYPE_FP32, 1) == 0);
     magnitudes = elements;
   }
-  bool gradient() const override { return true; }
+  bool gradient() const override { return gradient_; }
   nf4_status multiply(const nf4_grouped_args &args, int threads) const override {
-    return nf4_matmul_grouped_grad_cpu(&weight_.tensor(), &args, threads);
+    return (gradient_ ? nf4_matmul_grouped_grad_cpu : nf4_matmul_grouped_cpu)(&weight_.tensor(),
+                                                                              &args, threads);
   }
   bool surroundings_intact() const override { return weight_.surroundings_intact(); }
 
  private:
   const HostWeight host_;
   PlacedWeight weight_;
+  const bool gradient_;
 };
 
 class Integers : public Experts {
@@ -134,17 +138,17 @@ struct Product {
     const int64_t expert = rows.expert_of(row), x_row = rows.x_row_of(row);
     Expected sum;
     if (has_bias) sum.value = bias(expert, j);
-    sum.magnitude = std::fabs(sum.value);
+    sum.parts = std::fabs(sum.value);
     for (int64_t i = 0; i < x.cols && x_row >= 0; ++i) {
       const int64_t at = element(expert, i, j);
       sum.value += x(x_row, i) * double{experts.elements[at]};
-      sum.magnitude += std::fabs(x(x_row, i) * double{experts.magnitudes[at]});
+      sum.parts += std::fabs(x(x_row, i) * double{experts.magnitudes[at]});
       sum.small += std::fabs(x(x_row, i)) + 1;
     }
     if (rows.row_scale.empty()) return sum;
     const double scale = rows.row_scale[row];
     sum.value *= scale;
-    sum.magnitude *= std::fabs(scale);
+    sum.parts *= std::fabs(scale);
     sum.small = sum.small * std::fabs(scale) + 1;
     return sum;
   }
@@ -178,6 +182,34 @@ void check_product(Product &product) {
   }
 }
 
+// The error of every variant beside that of weights that are rounded to the dtype.
+void check_error(Product &product) {
+  const nf4_dtype dtype = product.y.dtype;
+  const GroupedRows &rows = product.rows;
+  std::vector<double> exact;
+  RelativeError of_dense;
+  for (int64_t row = 0; row < product.y.rows; ++row)
+    for (int64_t j = 0; j < product.y.cols; ++j) {
+      const int64_t expert = rows.expert_of(row), x_row = rows.x_row_of(row);
+      double sum = product.has_bias ? product.bias(expert, j) : 0;
+      for (int64_t i = 0; i < product.x.cols && x_row >= 0; ++i)
+        sum += product.x(x_row, i) *
+               round_to(dtype, product.experts.elements[product.element(expert, i, j)]);
+      if (!rows.row_scale.empty()) sum *= double{rows.row_scale[row]};
+      exact.push_back(product.expect(row, j).value);
+      of_dense.add(round_to(dtype, sum), exact.back());
+    }
+  for (const cpu::Variant *variant : supported_variants()) {
+    INFO("variant " << variant->name << ", m " << product.y.rows << ", dtype " << dtype);
+    const ForcedVariant forced(*variant);
+    REQUIRE(product.multiply(0) == NF4_STATUS_OK);
+    RelativeError ours;
+    for (size_t i = 0; i < exact.size(); ++i)
+      ours.add(product.y(i / product.y.cols, i % product.y.cols), exact[i]);
+    CHECK(ours.value() <= 1.1 * of_dense.value());
+  }
+}
+
 void check_threads(Product &product) {
   for (const cpu::Variant *variant : supported_variants()) {
     if (variant->supported == scalar_variant().supported) continue;  // slow
@@ -192,12 +224,12 @@ void check_threads(Product &product) {
   }
 }
 
-Gradient random_gradient(Rng &rng, const CaseClass &kind, const GroupedShape &shape,
-                         bool own_codebook = false) {
+Codes random_codes(Rng &rng, const CaseClass &kind, const GroupedShape &shape, bool gradient,
+                   bool own_codebook = false) {
   HostWeight host = plain_matmul_case(rng, kind, {shape.experts * shape.n, shape.k, 1}).weight;
   if (rng.one_in(3)) host.shape.format = NF4_FORMAT_FP4;
   if (own_codebook) host.bytes[kCodebook] = random_own_codebook(rng, rng.pick(kFirstEntries));
-  return Gradient(rng, host);
+  return Codes(rng, host, gradient);
 }
 
 Integers random_integers(Rng &rng, const Int4Class &kind, const GroupedShape &shape,
@@ -223,7 +255,7 @@ TEST_CASE("every variant's gradient of experts is within the rounding of its sum
         const bool own_codebook = rng.one_in(4);
         INFO("stream " << stream << ", dtype " << dtype << ", " << shape.n << " x " << shape.k
                        << (own_codebook ? ", own codebook, " : ", ") << describe(rows));
-        const Gradient experts = random_gradient(rng, kind, shape, own_codebook);
+        const Codes experts = random_codes(rng, kind, shape, true, own_codebook);
         Product product(rng, experts, dtype, rows);
         check_product(product);
       }
@@ -250,70 +282,60 @@ TEST_CASE("every variant multiplies experts of integers within the rounding of i
       }
 }
 
-TEST_CASE("the number of threads changes no bit of experts of integers or of a gradient",
+TEST_CASE("the number of threads changes no bit of the products of experts, of any kind",
           "[matmul]") {
   uint64_t stream = 0x37000000;
   size_t dtypes = 0;
   for (const nf4_dtype dtype : kDtypes)
-    for (const GroupedShape shape :
-         some_of<GroupedShape>({{60, 96, 512, 40}, {3, 1000, 704, 90}}, dtypes++)) {
+    for (const GroupedShape shape : some_of<GroupedShape>(
+             {{128, 96, 512, 40}, {3, 1000, 704, 90}, {60, 33, 2080, 9}}, dtypes++)) {
       Rng rng(++stream);
-      const Gradient gradient = random_gradient(rng, {dtype, 32, true}, shape);
-      Product dx(rng, gradient, dtype, random_grouped_rows(rng, shape, Routing::kAny));
-      check_threads(dx);
+      for (const bool gradient : {false, true}) {
+        const Codes codes = random_codes(rng, {dtype, 32, true}, shape, gradient);
+        Product product(rng, codes, dtype, random_grouped_rows(rng, shape, rng.pick(kRoutings)));
+        check_threads(product);
+      }
       for (const nf4_int4_layout layout : kInt4Layouts) {
+        const GroupedShape of_words{shape.experts, (shape.n + 7) / 8 * 8, shape.k, shape.m};
         const Integers integers =
-            random_integers(rng, {layout, NF4_DTYPE_FP16, true, 0}, shape, 32);
-        Product y(rng, integers, dtype, random_grouped_rows(rng, shape, Routing::kFew));
-        check_threads(y);
+            random_integers(rng, {layout, NF4_DTYPE_FP16, true, 0}, of_words, 32);
+        Product product(rng, integers, dtype, random_grouped_rows(rng, of_words, Routing::kFew));
+        check_threads(product);
       }
     }
 }
 
-TEST_CASE("experts of integers, and gradients, without anything to multiply", "[matmul]") {
+TEST_CASE("products of experts, of any kind, without anything to multiply", "[matmul]") {
   Rng rng(0x38000000);
-  for (const GroupedShape shape : {GroupedShape{0, 16, 64, 5}, GroupedShape{4, 0, 64, 5},
-                                   GroupedShape{4, 16, 64, 0}, GroupedShape{4, 16, 0, 5}}) {
+  for (const GroupedShape shape :
+       {GroupedShape{0, 0, 64, 0}, GroupedShape{0, 0, 64, 5}, GroupedShape{0, 16, 64, 5},
+        GroupedShape{4, 0, 64, 5}, GroupedShape{4, 16, 64, 0}, GroupedShape{4, 16, 0, 5}}) {
     const GroupedRows rows = random_grouped_rows(rng, shape, Routing::kAny);
     INFO(describe(rows));
-    const Gradient gradient = random_gradient(rng, {NF4_DTYPE_BF16, 64, true}, shape);
-    Product dx(rng, gradient, NF4_DTYPE_BF16, rows);
-    check_product(dx);
+    for (const bool gradient : {false, true}) {
+      const Codes codes = random_codes(rng, {NF4_DTYPE_BF16, 64, true}, shape, gradient);
+      Product product(rng, codes, NF4_DTYPE_BF16, rows);
+      check_product(product);
+    }
     for (const nf4_int4_layout layout : kInt4Layouts) {
       const Integers integers = random_integers(rng, {layout, NF4_DTYPE_BF16, true, 0}, shape, -1);
-      Product y(rng, integers, NF4_DTYPE_BF16, rows);
-      check_product(y);
+      Product product(rng, integers, NF4_DTYPE_BF16, rows);
+      check_product(product);
     }
   }
 }
 
-TEST_CASE("the gradient's error of experts is no more than that of dense weights",
+TEST_CASE("the error of experts, and of their gradient, is no more than that of dense weights",
           "[matmul][accuracy]") {
   uint64_t stream = 0x39000000;
   for (const nf4_dtype dtype : kDtypes16)
-    for (const int64_t m : {4, 200}) {
-      Rng rng(++stream);
-      const GroupedShape shape{4, 1024, 64, m};
-      const Gradient experts = random_gradient(rng, {dtype, 64, true}, shape);
-      Product product(rng, experts, dtype, random_grouped_rows(rng, shape, Routing::kAny));
-      for (const cpu::Variant *variant : supported_variants()) {
-        INFO("variant " << variant->name << ", m " << m << ", dtype " << dtype);
-        const ForcedVariant forced(*variant);
-        REQUIRE(product.multiply(0) == NF4_STATUS_OK);
-        RelativeError ours, of_dense;
-        for (int64_t row = 0; row < m; ++row)
-          for (int64_t j = 0; j < shape.k; ++j) {
-            const int64_t expert = product.rows.expert_of(row), x_row = product.rows.x_row_of(row);
-            const double exact = product.expect(row, j).value;
-            double sum = 0;
-            for (int64_t i = 0; i < shape.n && x_row >= 0; ++i)
-              sum += product.x(x_row, i) *
-                     round_to(dtype, experts.elements[product.element(expert, i, j)]);
-            if (!product.rows.row_scale.empty()) sum *= double{product.rows.row_scale[row]};
-            ours.add(product.y(row, j), exact);
-            of_dense.add(round_to(dtype, sum), exact);
-          }
-        CHECK(ours.value() <= 1.1 * of_dense.value());
+    for (const bool gradient : {false, true})
+      for (const int64_t m : {4, 30, 200}) {
+        Rng rng(++stream);
+        const GroupedShape shape = gradient ? GroupedShape{4, 1024, 64, m}  //
+                                            : GroupedShape{4, 48, 1024, m};
+        const Codes experts = random_codes(rng, {dtype, 64, true}, shape, gradient);
+        Product product(rng, experts, dtype, random_grouped_rows(rng, shape, Routing::kAny));
+        check_error(product);
       }
-    }
 }

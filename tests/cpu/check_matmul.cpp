@@ -1,28 +1,17 @@
-// Matmul on the CPU: every variant that this machine runs against a naive matmul in binary64, with
-// guard pages around every buffer.
+// Matmul on the CPU, of codebook weights and what holds for any kind; check_int4_matmul.cpp has the
+// shapes of integer weights.
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
-#include <string>
 #include <vector>
 
-#include "cpu/backend.hpp"
-#include "support/cases.hpp"
-#include "support/catch.hpp"
-#include "support/compare.hpp"
-#include "support/cpu_tolerance.hpp"
-#include "support/force.hpp"
-#include "support/matmul_cases.hpp"
-#include "support/matmul_expected.hpp"
-#include "support/placed.hpp"
+#include "support/cpu_matmul.hpp"
 #include "support/reserved.hpp"
 #include "support/some_of.hpp"
-#include "support/variants.hpp"
 
 using namespace nf4;
 using namespace nf4::test;
@@ -30,71 +19,6 @@ using namespace nf4::test;
 namespace {
 
 constexpr int kShapes = 150;  // per dtype, flat or nested
-constexpr int kThreadCounts[] = {1, 2, 3, 7, 300, 0};
-// What the error may be beside y, by dtype.
-constexpr double kLargest[] = {1e-6, 5e-4, 4e-3};
-
-// x, bias, y and the weight of a case, each between guard pages.
-struct Placed {
-  PlacedWeight weight;
-  GuardedBuffer x, bias, y;
-
-  Placed(Rng &rng, const MatmulCase &test)
-      : weight(rng, test.weight),
-        x(random_buffer(rng, test.x.size(), dtype_bytes(test.dtype))),
-        bias(random_buffer(rng, test.bias.size(), dtype_bytes(test.dtype))),
-        y(random_buffer(rng, test.y_bytes(), dtype_bytes(test.dtype))) {
-    std::copy(test.x.begin(), test.x.end(), x.data());
-    std::copy(test.bias.begin(), test.bias.end(), bias.data());
-  }
-
-  nf4_status multiply(const MatmulCase &test, int threads) const {
-    const nf4_matmul_args args = test.args(x.data(), bias.data(), y.data());
-    return nf4_matmul_cpu(&weight.tensor(), &args, threads);
-  }
-
-  bool inputs_unchanged(const MatmulCase &test) const {
-    for (int part = 0; part < kPartCount; ++part)
-      if (!weight.unchanged(Part(part))) return false;
-    return std::equal(test.x.begin(), test.x.end(), x.data()) &&
-           std::equal(test.bias.begin(), test.bias.end(), bias.data());
-  }
-};
-
-// Whether the poison between the rows of y is as it was.
-bool gaps_intact(const MatmulCase &test, const GuardedBuffer &y) {
-  const int64_t bytes = dtype_bytes(test.dtype);
-  const int64_t stride = test.y_stride * bytes;
-  const int64_t row = test.weight.shape.rows * bytes;
-  for (int64_t i = 0; i < static_cast<int64_t>(y.size()); ++i)
-    if (i % stride >= row && y.data()[i] != 0xa5) return false;
-  return true;
-}
-
-void check_matmul(const MatmulCase &test, Rng &rng) {
-  const int64_t rows = test.weight.shape.rows;
-  const ExpectedProduct expected(test, PlacedWeight(rng, test.weight).tensor());
-  for (const cpu::Variant *variant : supported_variants()) {
-    INFO("variant " << variant->name);
-    const ForcedVariant forced(*variant);
-    const Placed placed(rng, test);
-    REQUIRE(placed.multiply(test, 1) == NF4_STATUS_OK);
-    for (int64_t i = 0; i < test.m * rows; ++i) {
-      const int64_t place = i / rows * test.y_stride + i % rows;
-      const double y = read_number(test.dtype, placed.y.data(), place);
-      INFO("y[" << i / rows << "][" << i % rows << "] is " << y << ", expected "
-                << expected[i].value << ", of the magnitude " << expected[i].magnitude);
-      REQUIRE(is_right(*variant, test.dtype, test.weight.shape.cols, expected[i], y));
-    }
-    REQUIRE(gaps_intact(test, placed.y));
-    REQUIRE(placed.y.surroundings_intact());
-    REQUIRE(placed.inputs_unchanged(test));
-  }
-}
-
-std::vector<uint8_t> bytes_of(const GuardedBuffer &buffer) {
-  return {buffer.data(), buffer.data() + buffer.size()};
-}
 
 // Ordinary weights: scales of about 1.
 MatmulCase plain_case(Rng &rng, nf4_dtype dtype, const MatmulShape &shape, XKind x,
@@ -104,6 +28,21 @@ MatmulCase plain_case(Rng &rng, nf4_dtype dtype, const MatmulShape &shape, XKind
   for (size_t i = 0; i < test.weight.bytes[kAbsmax].size() / sizeof(float); ++i)
     scales[i] = 0.5f + rng.uniform();
   return test;
+}
+
+// Ordinary integer weights: asymmetric, of each layout in turn.
+Int4MatmulCase plain_int4_case(Rng &rng, nf4_dtype dtype, const MatmulShape &shape, XKind x) {
+  const Int4Class kind{rng.pick(kInt4Layouts), NF4_DTYPE_FP16, true, 0};
+  return random_int4_matmul_case(rng, kind, {shape.rows, shape.cols, 32}, dtype, shape.m, x, true);
+}
+
+// Ordinary weights of a kind.
+template <class Host>
+MatmulCaseOf<Host> plain_case_of(Rng &rng, nf4_dtype dtype, const MatmulShape &shape, XKind x) {
+  if constexpr (std::is_same_v<Host, HostWeight>)
+    return plain_case(rng, dtype, shape, x);
+  else
+    return plain_int4_case(rng, dtype, shape, x);
 }
 
 // Normal weights, quantized.
@@ -119,45 +58,6 @@ MatmulCase normal_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
   weight.absmax = test.weight.bytes[kAbsmax].data();
   REQUIRE(nf4_quantize_cpu(values.data(), NF4_DTYPE_FP32, &weight, nullptr, 0, 0) == NF4_STATUS_OK);
   return test;
-}
-
-// The error of dequantizing to the dtype, multiplying exactly, and rounding.
-double error_of_dense(const MatmulCase &test, const nf4_tensor &weight) {
-  const int64_t rows = weight.rows;
-  std::vector<uint8_t> dense(rows * weight.cols * dtype_bytes(test.dtype));
-  REQUIRE(nf4_dequant_cpu(&weight, dense.data(), test.dtype, 1) == NF4_STATUS_OK);
-  RelativeError error;
-  for (int64_t column = 0; column < test.m; ++column)
-    for (int64_t row = 0; row < rows; ++row) {
-      double sum = test.bias.empty() ? 0 : read_number(test.dtype, test.bias.data(), row);
-      for (int64_t k = 0; k < weight.cols; ++k)
-        sum += read_number(test.dtype, dense.data(), row * weight.cols + k) *
-               read_number(test.dtype, test.x.data(), column * test.x_stride + k);
-      error.add(round_to(test.dtype, sum), expect(test, weight, column, row).value);
-    }
-  return error.value();
-}
-
-// ||y - expected|| / ||expected|| of every variant, at most `largest` and 1.1 times that of a dense
-// weight.
-void check_error(const MatmulCase &test, double largest, Rng &rng) {
-  const int64_t rows = test.weight.shape.rows;
-  const Placed placed(rng, test);
-  const double dense = error_of_dense(test, placed.weight.tensor());
-  const ExpectedProduct expected(test, placed.weight.tensor());
-  for (const cpu::Variant *variant : supported_variants()) {
-    INFO("variant " << variant->name);
-    const ForcedVariant forced(*variant);
-    REQUIRE(placed.multiply(test, 1) == NF4_STATUS_OK);
-    RelativeError error;
-    for (int64_t i = 0; i < test.m * rows; ++i) {
-      const int64_t place = i / rows * test.y_stride + i % rows;
-      error.add(read_number(test.dtype, placed.y.data(), place), expected[i].value);
-    }
-    CHECK(error.value() <= largest);
-    // In fp32 the dense product, in binary64, has none of the sum's roundings.
-    if (test.dtype != NF4_DTYPE_FP32) CHECK(error.value() <= 1.1 * dense);
-  }
 }
 
 }  // namespace
@@ -186,7 +86,7 @@ TEST_CASE("the error is no more than that of a dense weight of the dtype", "[mat
         Rng rng(++stream);
         const MatmulCase test = plain_case(rng, dtype, {48, 1024, m}, x);
         INFO(describe(test, stream));
-        check_error(test, kLargest[dtype - 1], rng);
+        check_error(test, kLargestError[dtype - 1], rng);
       }
     }
 }
@@ -206,32 +106,34 @@ TEST_CASE("errors cancel in a row of x that has a mean, too", "[matmul][accuracy
             INFO(describe(test, stream));
             // The errors of a dense bf16 weight, in which panels are, have a mean in each block.
             const bool in_panels = dtype == NF4_DTYPE_BF16 && m == 10;
-            check_error(test, in_panels ? INFINITY : kLargest[dtype - 1], rng);
+            check_error(test, in_panels ? INFINITY : kLargestError[dtype - 1], rng);
           }
 }
 
-TEST_CASE("a row of x that is not finite affects no other", "[matmul]") {
+TEMPLATE_TEST_CASE("a row of x that is not finite affects no other", "[matmul]", HostWeight,
+                   HostInt4Weight) {
+  using Case = MatmulCaseOf<TestType>;
+  constexpr int64_t kRows = 40;
   Rng rng(0x6000000);
   for (const nf4_dtype dtype : kDtypes)
     for (const int64_t m : {2, 4, 7, 40}) {
-      const MatmulCase clean = plain_case(rng, dtype, {37, 352, m}, XKind::kOrdinary);
-      MatmulCase not_finite = clean;
+      const Case clean = plain_case_of<TestType>(rng, dtype, {kRows, 352, m}, XKind::kOrdinary);
+      Case not_finite = clean;
       const int64_t bad = rng.below(m);
       const int64_t bytes = dtype_bytes(dtype);
       std::memset(&not_finite.x[(bad * clean.x_stride + rng.below(352)) * bytes], 0xff, bytes);
       for (const cpu::Variant *variant : supported_variants()) {
         INFO("variant " << variant->name << ", m " << m << ", dtype " << dtype);
         const ForcedVariant forced(*variant);
-        const Placed a(rng, clean), b(rng, not_finite);
-        REQUIRE(a.multiply(clean, 1) == NF4_STATUS_OK);
-        REQUIRE(b.multiply(not_finite, 1) == NF4_STATUS_OK);
+        const CpuMatmul<TestType> a(rng, clean), b(rng, not_finite);
+        REQUIRE(a.multiply(1) == NF4_STATUS_OK);
+        REQUIRE(b.multiply(1) == NF4_STATUS_OK);
         for (int64_t column = 0; column < m; ++column) {
           const int64_t first = column * clean.y_stride * bytes;
           if (column != bad)
-            CHECK(std::memcmp(a.y.data() + first, b.y.data() + first, 37 * bytes) == 0);
+            CHECK(std::memcmp(a.y.data() + first, b.y.data() + first, kRows * bytes) == 0);
           else
-            for (int64_t row = 0; row < 37; ++row)
-              CHECK(std::isnan(read_number(dtype, b.y.data(), column * clean.y_stride + row)));
+            for (int64_t row = 0; row < kRows; ++row) CHECK(std::isnan(b[column * kRows + row]));
         }
       }
     }
@@ -281,20 +183,8 @@ TEST_CASE("the number of threads changes no bit of a matmul", "[matmul]") {
   for (const nf4_dtype dtype : kDtypes)
     for (const CodebookKind codebook : {CodebookKind::kNf4, CodebookKind::kSorted})
       for (const MatmulShape shape :
-           some_of<MatmulShape>({{1503, 2080, 1}, {1003, 1500, 3}, {301, 2048, 21}}, kinds++)) {
-        const MatmulCase test = plain_case(rng, dtype, shape, XKind::kOutliers, codebook);
-        for (const cpu::Variant *variant : supported_variants()) {
-          const ForcedVariant forced(*variant);
-          const Placed expected(rng, test);
-          REQUIRE(expected.multiply(test, 1) == NF4_STATUS_OK);
-          for (const int threads : kThreadCounts) {
-            INFO("variant " << variant->name << ", threads " << threads);
-            const Placed got(rng, test);
-            REQUIRE(got.multiply(test, threads) == NF4_STATUS_OK);
-            CHECK(bytes_of(got.y) == bytes_of(expected.y));
-          }
-        }
-      }
+           some_of<MatmulShape>({{1503, 2080, 1}, {1003, 1500, 3}, {301, 2048, 21}}, kinds++))
+        check_thread_counts(plain_case(rng, dtype, shape, XKind::kOutliers, codebook), rng);
 }
 
 TEST_CASE("a caller's codebook that is a format's own changes no bit of a matmul", "[matmul]") {
@@ -313,34 +203,35 @@ TEST_CASE("a caller's codebook that is a format's own changes no bit of a matmul
         for (const cpu::Variant *variant : supported_variants()) {
           INFO("variant " << variant->name << ", dtype " << dtype << ", format " << format);
           const ForcedVariant forced(*variant);
-          const Placed expected(rng, test), got(rng, given);
-          REQUIRE(expected.multiply(test, 1) == NF4_STATUS_OK);
+          const CpuMatmul<HostWeight> expected(rng, test), got(rng, given);
+          REQUIRE(expected.multiply(1) == NF4_STATUS_OK);
           REQUIRE(got.weight.tensor().codebook != nullptr);
-          REQUIRE(got.multiply(given, 1) == NF4_STATUS_OK);
-          CHECK(bytes_of(got.y) == bytes_of(expected.y));
+          REQUIRE(got.multiply(1) == NF4_STATUS_OK);
+          CHECK(got.bytes() == expected.bytes());
         }
       }
 }
 
 #if defined(__SSE2__)
-TEST_CASE("the caller's floating-point environment changes no bit of a matmul", "[matmul]") {
+TEMPLATE_TEST_CASE("the caller's floating-point environment changes no bit of a matmul", "[matmul]",
+                   HostWeight, HostInt4Weight) {
   constexpr unsigned kFlushAndRoundDown = 0x8040 | 0x2000;
   Rng rng(0x9000000);
   for (const nf4_dtype dtype : kDtypes) {
-    const MatmulCase test = plain_case(rng, dtype, {700, 2048, 2}, XKind::kOutliers);
+    const auto test = plain_case_of<TestType>(rng, dtype, {704, 2048, 2}, XKind::kOutliers);
     for (const cpu::Variant *variant : supported_variants()) {
       INFO("variant " << variant->name);
       const ForcedVariant forced(*variant);
-      const Placed expected(rng, test), got(rng, test);
-      REQUIRE(expected.multiply(test, 2) == NF4_STATUS_OK);
+      const CpuMatmul<TestType> expected(rng, test), got(rng, test);
+      REQUIRE(expected.multiply(2) == NF4_STATUS_OK);
       const unsigned saved = _mm_getcsr();
       _mm_setcsr(saved | kFlushAndRoundDown);
-      const nf4_status status = got.multiply(test, 2);
+      const nf4_status status = got.multiply(2);
       const unsigned after = _mm_getcsr();
       _mm_setcsr(saved);
       CHECK(status == NF4_STATUS_OK);
       CHECK((after & kFlushAndRoundDown) == kFlushAndRoundDown);
-      CHECK(bytes_of(got.y) == bytes_of(expected.y));
+      CHECK(got.bytes() == expected.bytes());
     }
   }
 }

@@ -125,6 +125,8 @@ void check_adapters(const nf4_tensor &weight, std::vector<nf4_matmul_args> args)
     loras.push_back({sizeof(nf4_lora), NF4_DTYPE_FP32, rank, 1, 0, a.data(), weight.cols, b.data(),
                      rank, &product[loras.size() * m * rank]});
     each.lora = &loras.back();
+    // The first one's rows of x take as much stack as those of all; the time is that of one.
+    if (loras.size() > 1) each.m = 1;
   }
   const std::vector<const nf4_tensor *> weights(args.size(), &weight);
   check_stack(
@@ -193,7 +195,7 @@ TEST_CASE("so do those of integer weights", "[threads][stack]") {
     for (const nf4_int4_layout layout : kInt4Layouts)
       for (const int32_t group_size : {8, 128}) {
         Rng rng(++stream);
-        const Int4Shape shape{40, 1152, group_size};
+        const Int4Shape shape{24, 1152, group_size};
         const Int4Class kind{layout, NF4_DTYPE_FP16, true, 0, order};
         HostInt4Weight host = random_int4_weight(rng, kind, shape, true);
         const nf4_int4_tensor weight = host.in_place();

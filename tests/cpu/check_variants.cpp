@@ -1,5 +1,6 @@
 // Every CPU variant that this machine runs against the scalar reference, bit for bit, with
 // guard pages around every buffer.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -7,14 +8,11 @@
 #include "cpu/cache.hpp"
 #include "cpu/dequant/dequant.hpp"
 #include "cpu/reference.hpp"
-#include "support/cases.hpp"
-#include "support/catch.hpp"
 #include "support/compare.hpp"
-#include "support/force.hpp"
-#include "support/placed.hpp"
+#include "support/cpu_matmul.hpp"
+#include "support/int4_cases.hpp"
 #include "support/reserved.hpp"
 #include "support/small_cache.hpp"
-#include "support/variants.hpp"
 #include "validate.hpp"
 
 using namespace nf4;
@@ -24,6 +22,8 @@ namespace {
 
 // Shapes per dtype, blocksize, flat or nested, and format.
 constexpr int kShapes = 200;
+constexpr int kInt4Shapes = 40;  // per class
+constexpr int kInt4Threads[] = {1, 1, 2, 7, 300};
 
 // Calls check(rng, stream, kind, codebook) kShapes times for every case class and format, and for
 // the callers' codebooks.
@@ -38,80 +38,91 @@ void for_every_class(uint64_t stream, const Check &check) {
       }
 }
 
-// The outputs of quantize, in the order of the parts.
-constexpr Part kOutputs[] = {kPacked, kAbsmax, kNestedAbsmax, kNestedOffset};
-
-struct Dequantized {
-  GuardedBuffer out;
-  nf4_status status;
-};
-
-Dequantized dequantize(const cpu::Variant &variant, const DequantCase &test,
-                       const PlacedWeight &weight, Rng &rng, int threads) {
+template <class Host>
+GuardedBuffer dequantize(const cpu::Variant &variant, nf4_dtype dtype,
+                         const PlacedWeightOf<Host> &weight, Rng &rng, int threads) {
   const ForcedVariant forced(variant);
-  Dequantized result{random_buffer(rng, test.out_bytes(), dtype_bytes(test.dtype)), 0};
-  result.status = nf4_dequant_cpu(&weight.tensor(), result.out.data(), test.dtype, threads);
-  return result;
+  const auto &tensor = weight.tensor();
+  const int item = dtype_bytes(dtype);
+  GuardedBuffer out = random_buffer(rng, tensor.rows * tensor.cols * item, item);
+  REQUIRE(dequant_cpu(tensor, out.data(), dtype, threads) == NF4_STATUS_OK);
+  return out;
 }
 
-void check_dequant(const DequantCase &test, Rng &rng, int threads) {
-  const PlacedWeight weight(rng, test.weight);
-  const Dequantized expected = dequantize(scalar_variant(), test, weight, rng, threads);
+template <class Host>
+void check_dequant(const Host &host, nf4_dtype dtype, Rng &rng, int threads) {
+  const PlacedWeightOf<Host> weight(rng, host);
+  const GuardedBuffer expected = dequantize(scalar_variant(), dtype, weight, rng, threads);
   for (const cpu::Variant *variant : supported_variants()) {
-    INFO("variant " << variant->name);
-    const Dequantized got = dequantize(*variant, test, weight, rng, threads);
-    REQUIRE(got.status == NF4_STATUS_OK);
-    REQUIRE(first_difference(test.dtype, got.out.data(), expected.out.data(),
-                             test.weight.elements()) == kNoDifference);
-    REQUIRE(got.out.surroundings_intact());
+    INFO("variant " << variant->name << ", threads " << threads << ", dtype " << dtype);
+    const GuardedBuffer got = dequantize(*variant, dtype, weight, rng, threads);
+    REQUIRE(first_difference(dtype, got.data(), expected.data(), host.elements()) == kNoDifference);
+    REQUIRE(got.surroundings_intact());
   }
-  for (int part = 0; part < kPartCount; ++part) REQUIRE(weight.unchanged(Part(part)));
+  for (int part = 0; part < Host::kParts; ++part) REQUIRE(weight.unchanged(part));
 }
 
-// Quantizes into `weight` between guard pages; the input must be left as it was.
-void quantize(const cpu::Variant &variant, const QuantizeCase &test, PlacedWeight &weight,
-              Rng &rng) {
-  const ForcedVariant forced(variant);
-  const GuardedBuffer in = random_buffer(rng, test.in.size(), dtype_bytes(test.dtype));
-  const GuardedBuffer workspace = random_buffer(rng, test.workspace_bytes, 16);
-  std::copy(test.in.begin(), test.in.end(), in.data());
-  weight.reset();
-  REQUIRE(nf4_quantize_cpu(in.data(), test.dtype, &weight.tensor(), workspace.data(),
-                           test.workspace_bytes, 1) == NF4_STATUS_OK);
-  REQUIRE(in.surroundings_intact());
-  REQUIRE(workspace.surroundings_intact());
-  REQUIRE(weight.surroundings_intact());
-  REQUIRE(std::equal(test.in.begin(), test.in.end(), in.data()));
+// quantize(tensor, in) is to leave the bytes of the reference in a weight between guard pages, and
+// its input as it was.
+template <class Host, class Quantize>
+void check_quantize(const Host &host, nf4_dtype dtype, const std::vector<uint8_t> &input, Rng &rng,
+                    const Quantize &quantize) {
+  const auto run = [&](const cpu::Variant &variant, PlacedWeightOf<Host> &weight) {
+    const ForcedVariant forced(variant);
+    const GuardedBuffer in = random_buffer(rng, input.size(), dtype_bytes(dtype));
+    std::copy(input.begin(), input.end(), in.data());
+    weight.reset();
+    REQUIRE(quantize(weight.tensor(), in.data()) == NF4_STATUS_OK);
+    REQUIRE(in.surroundings_intact());
+    REQUIRE(weight.surroundings_intact());
+    REQUIRE(std::equal(input.begin(), input.end(), in.data()));
+  };
+  PlacedWeightOf<Host> expected(rng, host);
+  run(scalar_variant(), expected);
+  for (const cpu::Variant *variant : supported_variants()) {
+    INFO("variant " << variant->name << ", dtype " << dtype);
+    PlacedWeightOf<Host> got(rng, host);
+    run(*variant, got);
+    // What quantize does not write is the same, too.
+    for (int part = 0; part < Host::kParts; ++part) {
+      if (!host.has(part)) continue;
+      INFO("part " << part);
+      REQUIRE(first_difference(got.data(part), expected.data(part),
+                               static_cast<int64_t>(host.bytes[part].size())) == kNoDifference);
+    }
+  }
 }
 
 void check_quantize(const QuantizeCase &test, Rng &rng) {
-  PlacedWeight expected(rng, test.weight);
-  quantize(scalar_variant(), test, expected, rng);
-  for (const cpu::Variant *variant : supported_variants()) {
-    INFO("variant " << variant->name);
-    PlacedWeight got(rng, test.weight);
-    quantize(*variant, test, got, rng);
-    for (const Part part : kOutputs) {
-      if (!test.weight.has(part)) continue;
-      INFO(part_name(part));
-      REQUIRE(first_difference(got.data(part), expected.data(part),
-                               static_cast<int64_t>(test.weight.bytes[part].size())) ==
-              kNoDifference);
-    }
-  }
+  check_quantize(test.weight, test.dtype, test.in, rng, [&](const nf4_tensor &weight, void *in) {
+    const GuardedBuffer workspace = random_buffer(rng, test.workspace_bytes, 16);
+    const nf4_status status =
+        nf4_quantize_cpu(in, test.dtype, &weight, workspace.data(), test.workspace_bytes, 1);
+    REQUIRE(workspace.surroundings_intact());
+    return status;
+  });
+}
+
+void check_int4_quantize(const HostInt4Weight &host, bool symmetric, Rng &rng) {
+  const nf4_dtype dtype = rng.pick(kDtypes);
+  check_quantize(host, dtype, random_int4_input(rng, dtype, host), rng,
+                 [&](const nf4_int4_tensor &weight, void *in) {
+                   return nf4_int4_quantize_cpu(in, dtype, &weight, symmetric,
+                                                rng.pick(kInt4Threads));
+                 });
 }
 
 // Into memory that the system has yet to provide.
 void check_untouched_output(const DequantCase &test, Rng &rng, int threads) {
   const PlacedWeight weight(rng, test.weight);
-  const Dequantized expected = dequantize(scalar_variant(), test, weight, rng, threads);
+  const GuardedBuffer expected = dequantize(scalar_variant(), test.dtype, weight, rng, threads);
   for (const cpu::Variant *variant : supported_variants()) {
     INFO("variant " << variant->name);
     const ForcedVariant forced(*variant);
     const Reserved out(test.out_bytes());
     REQUIRE(nf4_dequant_cpu(&weight.tensor(), out.as<void>(), test.dtype, threads) ==
             NF4_STATUS_OK);
-    REQUIRE(first_difference(test.dtype, out.as<uint8_t>(), expected.out.data(),
+    REQUIRE(first_difference(test.dtype, out.as<uint8_t>(), expected.data(),
                              test.weight.elements()) == kNoDifference);
   }
 }
@@ -171,7 +182,7 @@ TEST_CASE("every variant dequantizes to the bits of the reference", "[cpu]") {
     const DequantCase test =
         random_dequant_case(rng, kind, codebook, random_elements(rng, kind.blocksize));
     INFO(describe(test.weight, test.dtype, stream));
-    check_dequant(test, rng, 1);
+    check_dequant(test.weight, test.dtype, rng, 1);
   });
 }
 
@@ -194,10 +205,64 @@ TEST_CASE("every variant dequantizes outputs larger than the caches", "[cpu]") {
       const DequantCase test = random_dequant_case(
           rng, kind, CodebookKind::kNf4, cached_bytes / dtype_bytes(dtype) + rng.between(1, 5000));
       INFO(describe(test.weight, test.dtype, stream));
-      check_dequant(test, rng, 3);
+      check_dequant(test.weight, test.dtype, rng, 3);
       check_untouched_output(test, rng, 3);
     }
   }
+}
+
+TEST_CASE("every variant dequantizes integer weights to the bits of the reference", "[cpu]") {
+  uint64_t stream = 0x13000000;
+  for (const ColumnOrder order : kColumnOrders)
+    for (const Int4Class &kind : int4_classes(order))
+      for (int i = 0; i < cases_of((order == ColumnOrder::kPlain ? 4 : 1) * kInt4Shapes); ++i) {
+        Rng rng(++stream);
+        const HostInt4Weight weight =
+            random_int4_weight(rng, kind, random_int4_shape(rng, kind.layout));
+        INFO(describe(weight, stream));
+        check_dequant(weight, rng.pick(kDtypes), rng, rng.pick(kInt4Threads));
+      }
+}
+
+TEST_CASE("every variant dequantizes integer weights larger than the caches", "[cpu]") {
+  const SmallCache cache;
+  const int64_t bytes = cpu::kCachesOfOutput * cpu::last_level_cache_bytes();
+  uint64_t stream = 0x14000000;
+  for (const Int4Class &kind : {Int4Class{NF4_INT4_GPTQ, NF4_DTYPE_FP16, true, 1},
+                                {NF4_INT4_AWQ, NF4_DTYPE_FP16, true, 0},
+                                {NF4_INT4_COMPRESSED_TENSORS, NF4_DTYPE_BF16, false, 0}}) {
+    Rng rng(++stream);
+    const nf4_dtype dtype = rng.pick(kDtypes);
+    const int64_t cols = 128 * rng.between(17, 30);
+    const int64_t rows = (bytes / dtype_bytes(dtype) / cols + rng.between(1, 60)) / 8 * 8 + 8;
+    const HostInt4Weight weight = random_int4_weight(rng, kind, {rows, cols, 128});
+    INFO(describe(weight, stream));
+    check_dequant(weight, dtype, rng, 3);
+  }
+}
+
+TEST_CASE("every variant quantizes integer weights to the bytes of the reference", "[cpu]") {
+  uint64_t stream = 0x15000000;
+  for (const Int4Class &kind : int4_classes())
+    for (const bool symmetric : {false, true})
+      for (int i = 0; i < cases_of(kInt4Shapes); ++i) {
+        if (!symmetric && !kind.zeros) continue;
+        Rng rng(++stream);
+        const HostInt4Weight weight = empty_int4_weight(kind, random_int4_shape(rng, kind.layout));
+        INFO(describe(weight, stream) << (symmetric ? ", symmetric" : ""));
+        check_int4_quantize(weight, symmetric, rng);
+      }
+}
+
+TEST_CASE("every variant quantizes integer weights of whole vectors", "[cpu]") {
+  uint64_t stream = 0x1e000000;
+  for (const Int4Class &kind : int4_classes())
+    for (const Int4Shape &shape : {Int4Shape{256, 640, 128}, {392, 1024, 32}, {128, 384, -1}}) {
+      Rng rng(++stream);
+      const HostInt4Weight weight = empty_int4_weight(kind, shape);
+      INFO(describe(weight, stream));
+      check_int4_quantize(weight, !kind.zeros, rng);
+    }
 }
 
 TEST_CASE("every variant finds elements beyond 2^33", "[cpu]") {

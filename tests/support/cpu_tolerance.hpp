@@ -26,12 +26,12 @@ inline bool is_right(const cpu::Variant &variant, nf4_dtype dtype, int64_t cols,
                      const Expected &expected, double y) {
   constexpr double kSafe = 0x1p126;
   if (!std::isfinite(expected.value)) return !std::isfinite(y);
-  if (expected.magnitude > kSafe || expected.largest > kSafe) return true;
+  if (expected.parts > kSafe || expected.largest > kSafe) return true;
   const bool bf16 = in_bf16(variant, dtype);
   const double relative = roundings(cols) * kFp32Unit + (bf16 ? kBf16Unit : 0);
   // vdpbf16ps, like bfdot, treats subnormal numbers as zero.
   const double underflow = bf16 ? 0x1p-126 : 0x1p-149;
-  const double error = relative * expected.magnitude + underflow * expected.small;
+  const double error = relative * expected.parts + underflow * expected.small;
   return y >= round_to(dtype, expected.value - error) &&
          y <= round_to(dtype, expected.value + error);
 }

@@ -126,13 +126,14 @@ Expected expect(const GroupedCase &test, const nf4_tensor &weight, int64_t row, 
     y = expect(test.all, weight, x_row, of_all);
   } else if (!test.bias.empty()) {
     y.value = read_number(test.all.dtype, test.all.bias.data(), of_all);
-    y.magnitude = std::fabs(y.value);
+    y.magnitude = y.parts = std::fabs(y.value);
   }
   if (test.row_scale.empty()) return y;
   const double scale = test.row_scale[row];
   y.largest = std::max(y.largest, y.magnitude);  // a sum may be infinite before it is scaled
   y.value *= scale;
   y.magnitude *= std::fabs(scale);
+  y.parts *= std::fabs(scale);
   y.energy *= scale * scale;
   y.small = y.small * std::fabs(scale) + 1;
   y.coarse *= std::fabs(scale);

@@ -14,7 +14,6 @@
 
 namespace nf4::test {
 
-using Int4MatmulCase = MatmulCaseOf<HostInt4Weight>;
 using PlacedInt4Matmul = PlacedMatmulOf<HostInt4Weight>;
 
 // Scales of about 0.01, and rows of x that vectors can load.

@@ -131,10 +131,9 @@ MatmulCase plain_matmul_case(Rng &rng, const CaseClass &kind, const MatmulShape 
   return test;
 }
 
-MatmulCaseOf<HostInt4Weight> random_int4_matmul_case(Rng &rng, const Int4Class &kind,
-                                                     const Int4Shape &shape, nf4_dtype dtype,
-                                                     int64_t m, XKind x, bool ordinary_scales) {
-  MatmulCaseOf<HostInt4Weight> test{};
+Int4MatmulCase random_int4_matmul_case(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
+                                       nf4_dtype dtype, int64_t m, XKind x, bool ordinary_scales) {
+  Int4MatmulCase test{};
   test.dtype = dtype;
   test.weight = random_int4_weight(rng, kind, shape, ordinary_scales);
   add_operands(rng, test, m, x);
@@ -152,9 +151,9 @@ void repeat_rows(MatmulCaseOf<Host> &test, Rng &rng, int64_t distinct) {
 std::string describe(const MatmulCase &test, uint64_t stream) {
   return describe(test.weight, test.dtype, stream) + describe_rows(test);
 }
-std::string describe(const MatmulCaseOf<HostInt4Weight> &test, uint64_t stream) {
-  return describe(test.weight, stream) + (test.dtype == NF4_DTYPE_BF16 ? ", bf16" : ", fp16") +
-         describe_rows(test);
+std::string describe(const Int4MatmulCase &test, uint64_t stream) {
+  constexpr const char *kNames[] = {", fp32", ", fp16", ", bf16"};
+  return describe(test.weight, stream) + kNames[test.dtype - 1] + describe_rows(test);
 }
 
 double read_number(nf4_dtype dtype, const void *data, int64_t i) {
@@ -173,6 +172,6 @@ double round_to(nf4_dtype dtype, double x) {
 template struct MatmulCaseOf<HostWeight>;
 template struct MatmulCaseOf<HostInt4Weight>;
 template void repeat_rows(MatmulCase &, Rng &, int64_t);
-template void repeat_rows(MatmulCaseOf<HostInt4Weight> &, Rng &, int64_t);
+template void repeat_rows(Int4MatmulCase &, Rng &, int64_t);
 
 }  // namespace nf4::test

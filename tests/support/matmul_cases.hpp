@@ -30,6 +30,7 @@ struct MatmulCaseOf {
   nf4_matmul_args args(const void *x_address, const void *bias_address, void *y) const;
 };
 using MatmulCase = MatmulCaseOf<HostWeight>;
+using Int4MatmulCase = MatmulCaseOf<HostInt4Weight>;
 
 // The numbers in x. kOrdinary: about 1. kOutliers: the same with some of 1e3. kNotFinite: the same
 // with NaN and infinities in some rows. kShifted: with a mean of 0.5. kPositive: with a mean of 5.
@@ -56,10 +57,9 @@ int64_t row_stride(Rng &rng, int64_t cols);
 MatmulCase plain_matmul_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape);
 
 // Sometimes with scales of every kind, otherwise with ordinary ones.
-MatmulCaseOf<HostInt4Weight> random_int4_matmul_case(Rng &rng, const Int4Class &kind,
-                                                     const Int4Shape &shape, nf4_dtype dtype,
-                                                     int64_t m, XKind x,
-                                                     bool ordinary_scales = false);
+Int4MatmulCase random_int4_matmul_case(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
+                                       nf4_dtype dtype, int64_t m, XKind x,
+                                       bool ordinary_scales = false);
 
 // Makes every row of x one of its first `distinct` rows, at random, which makes the reference of a
 // large case small.
@@ -67,7 +67,7 @@ template <class Host>
 void repeat_rows(MatmulCaseOf<Host> &test, Rng &rng, int64_t distinct);
 
 std::string describe(const MatmulCase &test, uint64_t stream);
-std::string describe(const MatmulCaseOf<HostInt4Weight> &test, uint64_t stream);
+std::string describe(const Int4MatmulCase &test, uint64_t stream);
 
 // Reads a number of a dtype from memory, and stores the nearest one.
 double read_number(nf4_dtype dtype, const void *data, int64_t i);

@@ -23,15 +23,18 @@ template <class Host>
 Expected bias_of(const MatmulCaseOf<Host> &test, int64_t row) {
   Expected y;
   if (!test.bias.empty()) y.value = read_number(test.dtype, test.bias.data(), row);
-  y.magnitude = std::fabs(y.value);
+  y.magnitude = y.parts = std::fabs(y.value);
   y.energy = y.value * y.value;
   return y;
 }
 
-// `largest_value` is the largest of any code.
-void add_product(Expected &y, double value, double x, double scale, double largest_value) {
+// `largest_value` is the largest of any code; `parts` is the sum, without signs, of the terms that
+// a value may be split into.
+void add_product(Expected &y, double value, double x, double scale, double largest_value,
+                 double parts) {
   y.value += value * x;
   y.magnitude += std::fabs(value * x);
+  y.parts += std::fabs(parts * x);
   y.energy += value * x * value * x;
   y.small += std::fabs(x) + std::fabs(scale) + 1;
   y.coarse += std::fabs(x) * (1 + std::fabs(largest_value));
@@ -53,13 +56,13 @@ Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column
     const double scale = scale_of(weight, element);
     const double value = codebook[element % 2 == 0 ? byte / 16 : byte % 16] * scale;
     const double x = read_number(test.dtype, test.x.data(), column * test.x_stride + k);
-    add_product(y, value, x, scale, scale * largest_entry);
+    add_product(y, value, x, scale, scale * largest_entry, value);
   }
   return y;
 }
 
-Expected expect(const MatmulCaseOf<HostInt4Weight> &test, const nf4_int4_tensor &weight,
-                int64_t column, int64_t row) {
+Expected expect(const Int4MatmulCase &test, const nf4_int4_tensor &weight, int64_t column,
+                int64_t row) {
   const int64_t groups = test.weight.groups();
   const int64_t group_size = groups == 0 ? 1 : weight.cols / groups;
   const auto *packed = static_cast<const uint32_t *>(weight.packed);
@@ -78,7 +81,7 @@ Expected expect(const MatmulCaseOf<HostInt4Weight> &test, const nf4_int4_tensor 
     const int64_t x_column = weight.permutation != nullptr ? weight.permutation[k] : k;
     add_product(y, (static_cast<double>(code) - static_cast<double>(zero)) * scale,
                 read_number(test.dtype, test.x.data(), column * test.x_stride + x_column), scale,
-                scale * 15);
+                scale * 15, scale * 16);
   }
   return y;
 }
@@ -108,7 +111,6 @@ ExpectedProduct::ExpectedProduct(const MatmulCaseOf<Host> &test,
 }
 
 template ExpectedProduct::ExpectedProduct(const MatmulCase &, const nf4_tensor &);
-template ExpectedProduct::ExpectedProduct(const MatmulCaseOf<HostInt4Weight> &,
-                                          const nf4_int4_tensor &);
+template ExpectedProduct::ExpectedProduct(const Int4MatmulCase &, const nf4_int4_tensor &);
 
 }  // namespace nf4::test

@@ -13,9 +13,12 @@ namespace nf4::test {
 struct Expected {
   double value = 0;
   double magnitude = 0;  // the sum of the terms without signs
-  double energy = 0;     // the sum of the squares of the terms
-  double small = 0;      // the sum of factors by which an underflow may be multiplied
-  double largest = 0;    // the largest weight
+  // The same if the codes of an integer weight and its zero points are summed separately, as
+  // kernels may do: a scale times 16 is at least |s (q - 8)| + |s (z - 8)|.
+  double parts = 0;
+  double energy = 0;   // the sum of the squares of the terms
+  double small = 0;    // the sum of factors by which an underflow may be multiplied
+  double largest = 0;  // the largest weight
   // The sum of |x| (1 + |scale| c), with the codebook's largest finite entry c: the factor of
   // numbers that underflow on their way to 16 bits.
   double coarse = 0;
@@ -23,8 +26,8 @@ struct Expected {
 
 // y[column][row] of a case whose weight is at these addresses, in host memory.
 Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column, int64_t row);
-Expected expect(const MatmulCaseOf<HostInt4Weight> &test, const nf4_int4_tensor &weight,
-                int64_t column, int64_t row);
+Expected expect(const Int4MatmulCase &test, const nf4_int4_tensor &weight, int64_t column,
+                int64_t row);
 
 // All of y, [m][rows]. Rows of x with the same bytes share their numbers.
 class ExpectedProduct {
