@@ -1,4 +1,4 @@
-// extern "C": checks the arguments, then calls a backend.
+// The extern "C" functions of codebook weights: each checks its arguments, then calls a backend.
 #include <cstddef>
 #include <cstring>
 
@@ -208,7 +208,7 @@ nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t device, nf
 
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {
   if (info == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "info is NULL");
-  // Callers from before shared_memory_bytes was appended have this size.
+  // Callers compiled before shared_memory_bytes was appended pass this size.
   const size_t size = info->struct_size;
   if (size != offsetof(nf4_device, shared_memory_bytes))
     if (const nf4_status status = nf4::validate_struct_size("nf4_device", size, sizeof(nf4_device)))

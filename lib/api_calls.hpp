@@ -1,5 +1,5 @@
-// What the functions of nf4.h do, for any kind of weight: W is Weight for an nf4_tensor, Int4Weight
-// for an nf4_int4_tensor.
+// The bodies of the functions of nf4.h, for any kind of weight: W is Weight for an nf4_tensor and
+// Int4Weight for an nf4_int4_tensor.
 #pragma once
 
 #include "cpu/backend.hpp"
@@ -28,7 +28,7 @@ nf4_status dequant_cpu(const Tensor *weight, void *out, nf4_dtype dtype, int32_t
   return NF4_STATUS_OK;
 }
 
-// Of the arguments of validate_quantize, which differ by kind.
+// `arguments` are those of validate_quantize, which differ between the kinds of weights.
 template <class Problem, class... Arguments>
 nf4_status quantize_launch(nf4_stream stream, Arguments... arguments) {
   Problem problem;
@@ -46,7 +46,7 @@ nf4_status quantize_cpu(int32_t threads, Arguments... arguments) {
   return NF4_STATUS_OK;
 }
 
-// A product or its gradient, which integer weights have not.
+// These overloads are for a product or its gradient. Integer weights have no gradient.
 inline int64_t workspace_bytes_of(const MatmulProblem &problem) {
   return problem.gradient ? cuda::matmul_grad_workspace_bytes(problem)
                           : cuda::matmul_workspace_bytes(problem);
@@ -168,8 +168,8 @@ nf4_status matmul_plan(const Tensor *const *weights, const nf4_matmul_args *args
 
 // ---- Which way is faster ---------------------------------------------------------------------
 
-// Finds the path of a checked problem. on_cpu and on_gpu answer for a problem that is neither empty
-// nor `refused`, as a launch refuses it; a refused one is dense.
+// Finds the path of a checked problem. on_cpu and on_gpu answer if the problem is neither empty nor
+// `refused`. A launch refuses a `refused` problem, so its path is dense.
 template <class OnCpu, class OnGpu>
 nf4_status find_path(bool empty, bool refused, int32_t device, nf4_path *path, const OnCpu &on_cpu,
                      const OnGpu &on_gpu) {
@@ -191,7 +191,7 @@ nf4_status find_path(bool empty, bool refused, int32_t device, nf4_path *path, c
 }
 
 inline nf4_path path_on_cpu(const MatmulProblem &problem) { return cpu::path_of(problem); }
-// Decoding on the fly is faster than to write a dense weight.
+// On a CPU, decoding on the fly is faster than writing a dense weight first.
 template <class Problem>
 nf4_path path_on_cpu(const Problem &) {
   return NF4_PATH_FUSED;
@@ -226,7 +226,7 @@ nf4_status matmul_grouped_path(const Tensor *weight, const nf4_grouped_args *arg
       [&](nf4_path &found) { return cuda::matmul_grouped_path(problem, device, found); });
 }
 
-// Products of experts, or their gradient, which integer weights have not.
+// These overloads are for products of experts or their gradient. Integer weights have no gradient.
 inline int64_t workspace_bytes_of(const GroupedProblem &problem) {
   return problem.gradient ? cuda::matmul_grouped_grad_workspace_bytes(problem)
                           : cuda::matmul_grouped_workspace_bytes(problem);

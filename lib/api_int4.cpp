@@ -1,4 +1,4 @@
-// extern "C": integer weights.
+// The extern "C" functions of integer weights.
 #include "api_calls.hpp"
 #include "cpu/backend.hpp"
 #include "cuda/backend.hpp"

@@ -1,5 +1,5 @@
-// Validated requests: what the backends get. No CUDA types; only whether a GPU can reach the memory
-// is left to check.
+// Validated requests, which the API passes to the backends. There are no CUDA types here. Only one
+// check is left to the backends: whether a GPU can reach the memory.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct Weight {
   float *nested_absmax;
   const float *nested_code;
   float *nested_offset;
-  const float *codebook;  // NULL: the format's own
+  const float *codebook;  // NULL: the format's own codebook
 
   bool nested() const { return nested_blocksize_log2 >= 0; }
   int64_t blocksize() const { return int64_t{1} << blocksize_log2; }
@@ -40,7 +40,7 @@ struct Int4Weight {
   int64_t rows;
   int64_t cols;
   int64_t elements;
-  int64_t group_size;  // columns; cols if there is one group
+  int64_t group_size;  // in columns; cols if there is one group
   int64_t groups;
   uint32_t *packed;
   void *scales;
@@ -49,7 +49,7 @@ struct Int4Weight {
   const int32_t *permutation;  // NULL: the identity
 };
 
-// A buffer of a request, for the checks that are the same for all.
+// A buffer of a request, in the form that the checks common to all requests use.
 struct Operand {
   const char *name;
   const void *address;
@@ -97,7 +97,7 @@ struct Int4QuantizeProblem {
   Operands operands;
 };
 
-// From a weight with g_idx to its columns in the order of their groups.
+// Sorts the columns of a weight with g_idx by their groups.
 struct Int4ReorderProblem {
   Int4Weight from;
   uint32_t *packed;
@@ -105,24 +105,24 @@ struct Int4ReorderProblem {
   Operands operands;
 };
 
-// The most rows of x in fp32 on a GPU.
+// The most rows of x that a GPU multiplies in fp32.
 constexpr int kFp32RowsOfX = 16;
 
 constexpr int kMaxLoraRank = 128;
 
-// The adapter of a product. Beside a weight without elements there is none.
+// The adapter of a product. A weight without elements has none.
 struct Lora {
   int rank = 0;     // 0: no adapter
-  nf4_dtype dtype;  // of a and b: the problem's, or fp32
+  nf4_dtype dtype;  // dtype of a and b: the problem's, or fp32
   float scale;
   const void *a;  // [rank][cols]
   int64_t a_stride;
   const void *b;  // [rows][rank]
   int64_t b_stride;
-  void *product;  // [m][rank], in the problem's dtype; NULL on a GPU: not wanted
+  void *product;  // [m][rank], in the problem's dtype; NULL: not wanted, only on a GPU
 };
 
-// One gradient of an adapter's: element (r, c) is the scaled sum over m of left[m][r] right[m][c].
+// One gradient of an adapter: element (r, c) is the scaled sum over m of left[m][r] right[m][c].
 struct LoraGrad {
   const void *left;   // q for dA, p for dB: [m][rank]
   const void *right;  // x for dA, dY for dB: [m][columns]
@@ -134,7 +134,7 @@ struct LoraGrad {
 
 struct LoraGradProblem {
   nf4_dtype dtype;
-  nf4_dtype grad_dtype;  // of the outputs: dtype, or fp32
+  nf4_dtype grad_dtype;  // dtype of the outputs: `dtype`, or fp32
   int rank;
   float scale;
   int64_t m;
@@ -155,9 +155,9 @@ struct Adapter<Int4Weight> {
   static constexpr Lora lora{};
 };
 
-// On the CPU, when the rows of y are those of an expert.
+// The expert to which the rows of y belong. Only CPU backends use it.
 struct Group {
-  int64_t first_row = 0;             // of the expert in the weight; only the gradient reads it
+  int64_t first_row = 0;  // the expert's first row in the weight; only the gradient reads it
   const int32_t *x_index = nullptr;  // NULL: row m of x for row m of y
   int64_t x_rows = 0;                // with x_index, at least 1
   const float *row_scale = nullptr;  // NULL: 1
@@ -165,13 +165,13 @@ struct Group {
   bool has_x(int64_t m) const {
     return x_index == nullptr || (x_index[m] >= 0 && x_index[m] < x_rows);
   }
-  // Where there is none, any row may be read in its place.
+  // Returns the row of x for row m of y. If there is none, any row may be read in its place.
   int64_t row_of_x(int64_t m) const { return x_index == nullptr ? m : has_x(m) ? x_index[m] : 0; }
 };
 
 inline constexpr Group kNoGroup{};
 
-// y = x W^T + bias, or its gradient: y = x W, without a bias.
+// y = x W^T + bias, or the gradient, y = x W, without a bias.
 template <class W>
 struct MatmulProblemOf : Adapter<W> {
   W weight;
@@ -194,7 +194,8 @@ struct MatmulProblemOf : Adapter<W> {
 using MatmulProblem = MatmulProblemOf<Weight>;
 using Int4MatmulProblem = MatmulProblemOf<Int4Weight>;
 
-// The matmuls ("products") of one call, checked each and against each other. Some may be empty.
+// The matmuls ("products") of one call, each checked alone and against the others. Some may be
+// empty.
 template <class W>
 struct MatmulBatchOf {
   MatmulProblemOf<W> list[NF4_MATMUL_BATCH_MAX];
@@ -217,7 +218,7 @@ inline int64_t rows_of_expert(const Weight &weight, int32_t experts) {
 }
 inline int64_t rows_of_expert(const Int4Weight &weight, int32_t) { return weight.rows; }
 
-// Products of experts, or their gradient: see nf4_grouped_args.
+// Products of experts, or their gradient; nf4_grouped_args describes them.
 template <class W>
 struct GroupedProblemOf {
   bool gradient = false;
@@ -252,9 +253,9 @@ inline bool is_multiple(const void *address, int alignment) {
 
 constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The workspace of nested quantize: the scales in fp32, then the partial sums of their mean, level
-// by level: first one for the scales of so many elements, then one for so many of those, until
-// there is one.
+// The workspace of nested quantize. It holds the scales in fp32, then the partial sums of their
+// mean, level by level: the first level has a sum for every kElementsPerPartialSum elements, and
+// each further level has a sum for every kSumsPerSum sums, until one is left.
 constexpr int64_t kElementsPerPartialSum = 4096;
 constexpr int64_t kSumsPerSum = 4096;
 

@@ -16,20 +16,20 @@ void release(void *detail) {
   if (detail != lost) std::free(detail);
 }
 
-// The detail of each thread's last failure, allocated at its first. Not thread_local: of a library
-// that is dlopened the C library allocates such memory at first use, and aborts the process where
-// there is none. (Initial-exec storage, which is there from the start, is too scarce for the 8 KiB
-// of the CUDA runtime, which would come with it.) The library is linked with -z nodelete, so that
-// release() is there when a thread ends.
+// The detail of each thread's last failure, allocated at its first failure. It is not thread_local:
+// when a library was opened with dlopen, the C library allocates such memory at first use, and
+// aborts the process if there is none. (Initial-exec storage, which exists from the start, is too
+// scarce for the 8 KiB of the CUDA runtime, which would be in it too.) The library is linked with
+// -z nodelete, so that release() still exists when a thread ends.
 pthread_key_t key;
 bool has_key = false;
 
 [[gnu::constructor]] void create_key() { has_key = pthread_key_create(&key, release) == 0; }
 
-// NULL before any failure.
+// Returns NULL before any failure.
 char *last_detail() { return has_key ? static_cast<char *>(pthread_getspecific(key)) : nullptr; }
 
-// The thread's buffer of kDetailBytes; NULL where there is no memory for one.
+// Returns the thread's buffer of kDetailBytes, or NULL if there is no memory for one.
 char *detail_buffer() {
   char *detail = last_detail();
   if (!has_key || (detail != nullptr && detail != lost)) return detail;

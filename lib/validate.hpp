@@ -1,5 +1,5 @@
-// Turns the caller's arguments into a Problem, or reports what is wrong with them. Calls no CUDA,
-// and reads no memory but the structs.
+// Turns the caller's arguments into a Problem, or reports what is wrong with them. It calls no
+// CUDA, and reads no memory except the structs.
 #pragma once
 
 #include "nf4/nf4.h"
@@ -15,7 +15,7 @@ struct Int4Bytes {
 };
 Int4Bytes bytes_of(const Int4Weight &weight);
 
-// An nf4_tensor and its Weight, or an nf4_int4_tensor and its Int4Weight.
+// Tensor and W are nf4_tensor and Weight, or nf4_int4_tensor and Int4Weight.
 template <class Tensor, class W>
 nf4_status validate_dequant(const Tensor *tensor, void *out, nf4_dtype dtype,
                             DequantProblemOf<W> &problem);
@@ -35,14 +35,15 @@ template <class Tensor, class W>
 nf4_status validate_matmul_shape(const Tensor *tensor, const nf4_matmul_args *args,
                                  MatmulProblemOf<W> &problem);
 
-// Checks the pointers of a problem that has its sizes. workspace_bytes: as many as are used, 0 on
-// the CPU.
+// Checks the pointers of a problem whose sizes are set. workspace_bytes is the number of bytes
+// used, 0 on the CPU.
 template <class Tensor, class W>
 nf4_status validate_matmul_operands(const Tensor *tensor, const nf4_matmul_args *args,
                                     void *workspace, int64_t workspace_bytes,
                                     MatmulProblemOf<W> &problem);
 
-// The same for each product of a batch; the second also checks them against each other.
+// These do the same for each product of a batch; the second also checks the products against each
+// other.
 template <class Tensor, class W>
 nf4_status validate_matmul_batch_shapes(const Tensor *const *tensors, const nf4_matmul_args *args,
                                         size_t count, MatmulBatchOf<W> &batch);
@@ -51,17 +52,18 @@ nf4_status validate_matmul_batch_operands(const Tensor *const *tensors, const nf
                                           void *workspace, int64_t workspace_bytes,
                                           MatmulBatchOf<W> &batch);
 
-// The shapes and dtypes, and without a check the addresses on which the choice of a kernel depends.
+// Checks the shapes and dtypes, and copies without a check the addresses on which the choice of a
+// kernel depends.
 template <class Tensor, class W>
 nf4_status validate_matmul_batch_plan(const Tensor *const *tensors, const nf4_matmul_args *args,
                                       size_t count, MatmulBatchOf<W> &batch);
 
-// The same for one product.
+// Does the same for one product.
 template <class Tensor, class W>
 nf4_status validate_matmul_plan(const Tensor *tensor, const nf4_matmul_args *args,
                                 MatmulProblemOf<W> &problem);
 
-// The same for products of experts.
+// These do the same for products of experts.
 template <class Tensor, class W>
 nf4_status validate_grouped_shape(const Tensor *tensor, const nf4_grouped_args *args,
                                   GroupedProblemOf<W> &problem);
@@ -74,16 +76,16 @@ template <class Tensor, class W>
 nf4_status validate_grouped_plan(const Tensor *tensor, const nf4_grouped_args *args,
                                  GroupedProblemOf<W> &problem);
 
-// This checks everything but pointers.
+// Checks everything but pointers.
 nf4_status validate_lora_grad_shape(const nf4_lora_grad_args *args, LoraGradProblem &problem);
 nf4_status validate_lora_grad(const nf4_lora_grad_args *args, LoraGradProblem &problem);
 
-// GPUs do not multiply fp32 of integer weights, or of more than kFp32RowsOfX rows of x.
+// GPUs do not multiply in fp32 with integer weights or with more than kFp32RowsOfX rows of x.
 template <class W>
 bool gpu_refuses(const MatmulProblemOf<W> &problem);
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem);
-// GPUs multiply neither experts in fp32 nor those of integers whose columns have their own order.
+// GPUs multiply experts neither in fp32 nor with integers that have a g_idx or a permutation.
 bool gpu_refuses(const GroupedProblem &problem);
 bool gpu_refuses(const Int4GroupedProblem &problem);
 nf4_status validate_grouped_on_gpu(const GroupedProblem &problem);
@@ -94,7 +96,7 @@ nf4_status validate_workspace(size_t given, int64_t needed);
 nf4_status validate_threads(int32_t threads);
 
 // Functions on host memory check that the values of g_idx and permutation are groups and columns of
-// the weight, so that nothing is read or written outside. `experts`: as many one after another.
+// the weight, so that nothing outside it is read or written. `experts` weights follow one another.
 inline nf4_status validate_columns(const Weight &, int64_t = 1) { return NF4_STATUS_OK; }
 nf4_status validate_columns(const Int4Weight &weight, int64_t experts = 1);
 

@@ -1,4 +1,4 @@
-// The checks of products of experts.
+// Checks the arguments of products of experts.
 #include <cinttypes>
 #include <cstdint>
 #include <initializer_list>
@@ -10,7 +10,7 @@
 namespace nf4 {
 namespace {
 
-// Of codes, each expert has as many rows, and begins with a block.
+// A weight of codes holds all experts: each has the same number of rows and begins with a block.
 nf4_status validate_experts(const Weight &weight, int32_t experts) {
   if (experts < 0) return invalid("experts", experts, "0 or more");
   if (experts == 0) {
@@ -31,7 +31,7 @@ nf4_status validate_experts(const Weight &weight, int32_t experts) {
   return NF4_STATUS_OK;
 }
 
-// Of integers, the weight is that of one expert.
+// A weight of integers is the weight of one expert.
 nf4_status validate_experts(const Int4Weight &weight, int32_t experts) {
   if (experts < 0) return invalid("experts", experts, "0 or more");
   if (experts != 0 && weight.elements > kMaxElements / experts)
@@ -159,7 +159,7 @@ nf4_status validate_grouped_on_gpu(const Int4GroupedProblem &problem) {
               weight.g_idx != nullptr ? "g_idx" : "permutation");
 }
 
-// The kinds of weights.
+// Instantiates the checks for each kind of weight.
 #define NF4_VALIDATE_GROUPED(Tensor, W)                                                           \
   template nf4_status validate_grouped_shape(const Tensor *, const nf4_grouped_args *,            \
                                              GroupedProblemOf<W> &);                              \

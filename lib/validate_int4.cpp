@@ -1,4 +1,4 @@
-// The checks of integer weights.
+// Checks the arguments of integer weights.
 #include <algorithm>
 #include <cinttypes>
 

@@ -1,4 +1,4 @@
-// The checks of the gradients of an adapter's matrices.
+// Checks the arguments of the gradients of an adapter's matrices.
 #include <cmath>
 #include <initializer_list>
 
@@ -9,7 +9,7 @@
 namespace nf4 {
 namespace {
 
-// A gradient that has no elements is one that is not wanted.
+// A gradient without elements is treated as one that is not wanted.
 int64_t columns_of(const void *out, int64_t columns) { return out == nullptr ? 0 : columns; }
 
 nf4_status validate_numbers(const nf4_lora_grad_args &args) {

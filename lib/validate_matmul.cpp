@@ -1,4 +1,4 @@
-// The checks of matmul, for any kind of weight.
+// Checks the arguments of matmul, for any kind of weight.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -15,13 +15,15 @@ namespace {
 const char *name_of(const nf4_tensor *const *) { return "nf4_tensor"; }
 const char *name_of(const nf4_int4_tensor *const *) { return "nf4_int4_tensor"; }
 
-// The args of a product. The first product's struct_size is checked before another's args are read.
+// Returns the args of a product. The first product's struct_size is checked before the args of
+// another are read.
 const nf4_matmul_args *args_of(const nf4_matmul_args *args, int product) {
   const size_t offset = product == 0 ? 0 : product * args->struct_size;
   return reinterpret_cast<const nf4_matmul_args *>(reinterpret_cast<const char *>(args) + offset);
 }
 
-// What a product writes, but for the workspace: its last operands, of which y is the very last.
+// The outputs of a product, except the workspace. They are its last operands, and y is the very
+// last.
 struct Outputs {
   const Operand *first, *last;
   const Operand *begin() const { return first; }
@@ -37,7 +39,7 @@ const Operand &y_of(const MatmulProblemOf<W> &problem) {
   return problem.operands.end()[-1];
 }
 
-// Do the rows of one y lie between those of the other?
+// Tells whether the rows of one y lie between the rows of the other.
 template <class W>
 bool interleaved(const MatmulProblemOf<W> &a, const MatmulProblemOf<W> &b) {
   const int64_t a_item = element_bytes(a.dtype), b_item = element_bytes(b.dtype);
@@ -49,8 +51,8 @@ bool interleaved(const MatmulProblemOf<W> &a, const MatmulProblemOf<W> &b) {
   return from_row >= a.weight.rows * a_item && from_row + b.weight.rows * b_item <= stride;
 }
 
-// Is every output, from its first element to its last, disjoint from everything else? Cheaper than
-// finding out what overlaps what, and nearly always true.
+// Tells whether every output, from its first element to its last, is disjoint from everything else.
+// This is cheaper than finding out which operands overlap, and nearly always true.
 template <class W>
 bool all_disjoint(const MatmulBatchOf<W> &batch) {
   Extent written[2 * NF4_MATMUL_BATCH_MAX];
@@ -76,8 +78,8 @@ bool all_disjoint(const MatmulBatchOf<W> &batch) {
   return true;
 }
 
-// No output of a product may be what another reads or writes. (That none overlaps the workspace,
-// which they share, has been checked with each product.)
+// An output of a product must not be an operand of another product. (Each product's own check has
+// already shown that nothing overlaps the workspace, which they share.)
 template <class W>
 nf4_status validate_disjoint(const MatmulBatchOf<W> &batch) {
   if (all_disjoint(batch)) return NF4_STATUS_OK;
@@ -98,7 +100,7 @@ nf4_status validate_disjoint(const MatmulBatchOf<W> &batch) {
   return NF4_STATUS_OK;
 }
 
-// Those of libraries before lora was appended are valid.
+// The struct_size of callers compiled before lora was appended; it stays valid.
 constexpr size_t kArgsSizeWithoutLora = offsetof(nf4_matmul_args, lora);
 
 nf4_status validate_args_size(const nf4_matmul_args &args) {
@@ -110,7 +112,7 @@ const nf4_lora *lora_of(const nf4_matmul_args &args) {
   return args.struct_size == kArgsSizeWithoutLora ? nullptr : args.lora;
 }
 
-// Everything but pointers. problem has its sizes.
+// Checks everything but pointers. The sizes of `problem` are already set.
 nf4_status validate_lora_shape(const nf4_lora &, Int4MatmulProblem &) {
   return fail(NF4_STATUS_INVALID_ARGUMENT,
               "lora is not NULL; expected NULL for an nf4_int4_tensor");
@@ -156,7 +158,7 @@ void copy_plan_pointers(const Tensor &tensor, const nf4_matmul_args &args,
   problem.x = args.x;
 }
 
-// What a product with an adapter reads beside the rest.
+// Adds the operands that an adapter needs.
 void add_lora(const nf4_lora &, Int4MatmulProblem &) {}
 void add_lora(const nf4_lora &lora, MatmulProblem &problem) {
   const int item = element_bytes(lora.dtype);
@@ -215,7 +217,7 @@ nf4_status validate_matmul_operands(const Tensor *tensor, const nf4_matmul_args 
     problem.operands.add("bias", problem.bias, tensor->rows * item, item, false);
   if (problem.lora.rank > 0) add_lora(*args->lora, problem);
   if (workspace_bytes > 0) problem.operands.add("workspace", workspace, workspace_bytes, 16, true);
-  // Where there is no workspace for it, the caller's is needed.
+  // If there is no workspace for the adapter's product, the caller must pass memory for it.
   if (problem.lora.rank > 0 && (problem.lora.product != nullptr || workspace_bytes == 0))
     problem.operands.add("lora.product", problem.lora.product, problem.m * problem.lora.rank * item,
                          item, true);
@@ -302,7 +304,7 @@ nf4_status validate_matmul_plan(const Tensor *tensor, const nf4_matmul_args *arg
   return NF4_STATUS_OK;
 }
 
-// The kinds of weights.
+// Instantiates the checks for each kind of weight.
 #define NF4_VALIDATE_MATMUL(Tensor, W)                                                             \
   template nf4_status validate_matmul_shape(const Tensor *, const nf4_matmul_args *,               \
                                             MatmulProblemOf<W> &);                                 \

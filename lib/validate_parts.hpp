@@ -1,4 +1,4 @@
-// What the checks of every kind of weight and every operation share.
+// The checks that all kinds of weights and all operations share.
 #pragma once
 
 #include <cstddef>
@@ -10,19 +10,20 @@
 
 namespace nf4 {
 
-// Keeps byte counts of a tensor, and sums of a few of them, well below the limit of int64.
+// Keeps the byte counts of a tensor, and sums of a few of them, well below the limit of int64.
 constexpr int64_t kMaxElements = int64_t{1} << 60;
 
 nf4_status invalid(const char *name, int64_t value, const char *expected);
 
-// Of a struct `type` from the caller, which is not NULL.
+// Checks the struct_size of a caller's non-null struct named `type`.
 nf4_status validate_struct_size(const char *type, size_t given, size_t known);
 
 nf4_status validate_dtype(const char *name, nf4_dtype dtype);
 
 nf4_status validate_rows_cols(int64_t rows, int64_t cols);
 
-// Of a matrix with whole rows, and not too many.
+// A matrix in the caller's args. Its stride must hold a whole row, and its extent must not exceed
+// kMaxElements.
 struct Matrix {
   const char *name;
   int64_t stride, rows, columns;
@@ -30,24 +31,24 @@ struct Matrix {
 };
 nf4_status validate_stride(const Matrix &matrix);
 
-// From the first element of a matrix to its last.
+// The bytes from the first element of a matrix to its last.
 inline int64_t matrix_bytes(nf4_dtype dtype, int64_t rows, int64_t stride, int64_t columns) {
   return ((rows - 1) * stride + columns) * element_bytes(dtype);
 }
 
-// No operand is NULL or misaligned, and none that is written overlaps another.
+// Checks that no operand is NULL or misaligned, and that no output overlaps another operand.
 nf4_status validate_operands(const Operands &operands);
 
-// An extent is where an operand lies. What would go beyond the end of all addresses ends there.
+// The addresses of an operand. An operand that would go beyond the end of all addresses ends there.
 struct Extent {
   uintptr_t begin, end;
 };
 Extent extent(const Operand &operand);
 bool overlap(const Operand &a, const Operand &b);
 
-// One for each kind of weight (validate.cpp, validate_int4.cpp). The pointers are those of a weight
-// that has its shape; without elements they stay NULL: a caller may have left anything there, and
-// nothing is to be read.
+// These exist for each kind of weight (validate.cpp, validate_int4.cpp). The shape of the weight is
+// set, and its pointers are checked and copied. Without elements they stay NULL: the caller may
+// have left anything there, and nothing is read.
 nf4_status validate_pointers(const nf4_tensor &tensor, Weight &weight);
 nf4_status validate_pointers(const nf4_int4_tensor &tensor, Int4Weight &weight);
 template <class Tensor, class W>
@@ -57,7 +58,7 @@ nf4_status validate_weight(const Tensor *tensor, W &weight) {
 }
 void add_weight(Operands &operands, const Weight &weight, bool written);
 void add_weight(Operands &operands, const Int4Weight &weight, bool written);
-// The pointers on which the choice of a kernel depends, without a check.
+// Copies the pointers on which the choice of a kernel depends, without a check.
 void copy_plan_pointers(const nf4_tensor &tensor, Weight &weight);
 void copy_plan_pointers(const nf4_int4_tensor &tensor, Int4Weight &weight);
 

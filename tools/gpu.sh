@@ -32,7 +32,7 @@ check_kernels() {
   python tools/kernel_table.py "$LIBRARY" "$@"
 }
 
-# Builds for this GPU what a T4, RTX cards and an A100 run (tests/bench/nf4bench/families_cases.py).
+# Builds for this GPU what a T4, RTX cards and an A100 run (bench/nf4bench/families_cases.py).
 build_families() {
   build_family Sm80 163 99
   build_family Sm75 64
@@ -82,7 +82,7 @@ gpu() {
   if [ "${1:-}" = --unverified ]; then
     install_tests
     python tests/gpu/record.py "$@"
-    python tests/bench/readme_table.py
+    python bench/readme_table.py
     return
   fi
   if [ "${1:-}" = --build ]; then

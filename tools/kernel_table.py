@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that each kernel of a build fits on a multiprocessor. It needs no GPU.
 
-    python tools/kernel_table.py LIBRARY [--write | --accept]
+    python tools/kernel_table.py LIBRARY [--write | --accept | --same-as BEFORE]
 
 It checks the registers of a CTA, static shared memory and launch bounds of every architecture in
 the library. In a library that has every architecture, as it has for use, stack frames must be in
@@ -9,6 +9,10 @@ tests/gpu/kernels.json, and be no larger than there. They are spills or arrays i
 
     --write    then makes that table anew, which says that it is of this code
     --accept   the same, with the stack frames that there are
+    --same-as  keeps the table and says that it is of this code, after a change that alters no
+               kernel: BEFORE is a build of the table's code, and LIBRARY one of this code, both
+               with the same options; every kernel of one has the resources that it has in the
+               other, or fewer. tools/sass.py compares the instructions
 
 Dynamic shared memory is the host's choice, which tests/standin_cuda checks on GPUs of each kind.
 Exit status: 0 if all fits, 1 if not, 2 for errors. It needs cuobjdump; `./dev test` and
@@ -230,6 +234,27 @@ def write(kernels: list[Kernel], library: Path, table: Path) -> None:
     table.write_text(json.dumps(made, indent=1) + "\n")
 
 
+def grown(before: Iterable[Kernel], after: Iterable[Kernel]) -> list[str]:
+    """Lists the kernels that only one of two builds has, or that take more than before."""
+    was = {(each.arch, each.name): each for each in before}
+    now = {(each.arch, each.name): each for each in after}
+    found = [f"sm_{arch} {name}: in one build alone" for arch, name in sorted(was.keys() ^ now)]
+    for key in sorted(was.keys() & now):
+        more = [
+            f"{field} {getattr(was[key], field)} -> {getattr(now[key], field)}"
+            for field in ("threads", "registers", "stack", "shared")
+            if getattr(now[key], field) > getattr(was[key], field)
+        ]
+        found += [f"sm_{key[0]} {key[1]}: {', '.join(more)}"] if more else []
+    return found
+
+
+def keep(table: Path) -> None:
+    """Says that the table is of this code."""
+    kept = json.loads(table.read_text()) | {"sources": source_hash(ROOT, SOURCES)}
+    table.write_text(json.dumps(kept, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -240,10 +265,17 @@ def main() -> int:
     action.add_argument(
         "--accept", action="store_true", help="make the table anew, with any stack frames"
     )
+    action.add_argument(
+        "--same-as", type=Path, metavar="BEFORE", help="keep the table, if no kernel takes more"
+    )
     arguments = parser.parse_args()
     try:
         kernels = kernels_of(arguments.library)
         wrong = complaints(kernels, None if arguments.accept else TABLE)
+        if arguments.same_as:
+            wrong += grown(kernels_of(arguments.same_as), kernels)
+            if not wrong:
+                keep(TABLE)
         if (arguments.write or arguments.accept) and not wrong:
             write(kernels, arguments.library, TABLE)
     except sass.Failure as failure:

@@ -117,7 +117,7 @@ step_newest_torch() {
   "$newest/bin/python" -m pytest tests/python/pytorch -n 2 -p no:cacheprovider
 }
 
-# tests/bench/candle shares files with the example of nf4-candle, and takes candle-transformers, which is slow to compile.
+# bench/candle shares files with the example of nf4-candle, and takes candle-transformers, which is slow to compile.
 step_candle_bench() {
   local problem
   problem=$(rust_problem)

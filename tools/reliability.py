@@ -38,10 +38,17 @@ TITLES = {
 HEAD = """\
 # Reliability
 
-What libnf4 promises, the test that holds it, how much was tried and what came of it. `./dev
-reliability` writes this page from the last runs of the commands in the last column;
-`tests/reliability` has its rows. A proof that fails fails its command. "Finds" is a defect that was
-planted once, and that the proof found. What ran on a GPU has a record of its own,
+This page lists what libnf4 promises, the test that holds each promise, how much the test tried, and
+its last result. The column "finds" names a defect that was planted once to show that the test finds
+it. A proof that fails fails its command. To repeat the proofs, run in a clone:
+
+```sh
+./dev test            # what every change runs
+./dev nightly         # the longer runs
+./dev reliability     # writes this page from what the last runs counted
+```
+
+The rows of the page are in `tests/reliability`. Tests that ran on a GPU have a record of their own,
 `tests/gpu/record.json`.
 """
 

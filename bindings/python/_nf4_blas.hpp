@@ -1,6 +1,6 @@
-// Products of dense matrices on a GPU: in 16 bits by cuBLAS, on the handle that torch has for its
-// current device and stream, which is torch's own addmm without what the host does around it; and
-// by torch's mm and addmm.
+// Products of dense matrices on a GPU: in 16 bits with cuBLAS, on torch's handle for its current
+// device and stream, which is torch's own addmm without its host overhead; and with torch's mm and
+// addmm.
 #ifndef NF4_BLAS_HPP
 #define NF4_BLAS_HPP
 
@@ -16,8 +16,8 @@ namespace nf4_torch {
 
 using GuardHandle = struct OpaqueGuard *;
 
-// Of torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch, and of cublas_v2.h, whose enums
-// are int here.
+// Functions of torch/csrc/stable/c/shim.h, torch/csrc/inductor/aoti_torch and cublas_v2.h, whose
+// enums are int here.
 struct Blas {
   Error (*device)(int32_t *);
   Error (*from_blob)(void *data, int64_t dimensions, const int64_t *sizes, const int64_t *strides,
@@ -35,7 +35,7 @@ struct Blas {
               const void *a, int a_type, int a_stride, const void *b, int b_type, int b_stride,
               const void *beta, void *c, int c_type, int c_stride, int compute_type, int algorithm);
 };
-inline Blas blas;  // zeros where torch has no CUDA
+inline Blas blas;  // zeros if torch has no CUDA
 
 inline constexpr std::array kBlas{"aoti_torch_get_current_device_index",
                                   "aoti_torch_create_tensor_from_blob",
@@ -49,14 +49,15 @@ inline constexpr std::array kBlas{"aoti_torch_get_current_device_index",
                                   "cublasGemmEx"};
 static_assert(sizeof(Blas) == kBlas.size() * sizeof(void *));
 
-// torch's number of a dtype.
+// Returns torch's number of a dtype.
 inline int32_t number_of(nf4_dtype dtype) {
   return dtype == NF4_DTYPE_FP32   ? codes.float32
          : dtype == NF4_DTYPE_FP16 ? codes.float16
                                    : codes.bfloat16;
 }
 
-// Rows of a matrix on a GPU, one distance apart, in 16 bits. transposed: those of the transpose.
+// Rows of a matrix on a GPU, equally spaced, in 16 bits. transposed: they are rows of the
+// transpose.
 struct Rows {
   const void *data;
   nf4_dtype dtype;
@@ -78,7 +79,7 @@ inline bool read_rows(const dl_tensor &view, Rows &found) {
          fits(found.cols, 1) && fits(found.stride, 1);
 }
 
-// Is the matrix on torch's current device, and is cuBLAS there?
+// Tells whether the matrix is on torch's current device, and cuBLAS is available.
 inline bool can_multiply(const Rows &left) {
   int32_t device = -1;
   return blas.gemm != nullptr && blas.device(&device) == 0 && device == left.device;
@@ -94,7 +95,7 @@ inline void multiply(const Rows &left, const Rows &right, float scale, float kep
   const int type = left.dtype == NF4_DTYPE_FP16 ? 2 : 14;  // cudaDataType
   const int64_t columns = right.transposed ? right.rows : right.cols;
   const int rows = static_cast<int>(left.rows), cols = static_cast<int>(columns);
-  // cuBLAS is column-major, and so computes out^T = right^T left^T.
+  // cuBLAS is column-major, so it computes out^T = right^T left^T.
   int failed = blas.set_math_mode(handle, kNoReducedPrecisionReduction);
   if (failed == 0)
     failed =
@@ -102,11 +103,11 @@ inline void multiply(const Rows &left, const Rows &right, float scale, float kep
                   static_cast<int>(left.cols), &scale, right.data, type,
                   static_cast<int>(right.stride), left.data, type, static_cast<int>(left.stride),
                   &kept, out, type, cols, kCompute32F, kDefault);
-  blas.set_math_mode(handle, kDefaultMath);  // as torch leaves it
+  blas.set_math_mode(handle, kDefaultMath);  // restores torch's setting
   if (failed != 0) throw std::runtime_error("nf4: cuBLAS failed");
 }
 
-// Memory of somebody else's as a tensor of one or two dimensions.
+// Borrowed memory as a tensor of one or two dimensions.
 inline Tensor borrowed(const void *data, std::initializer_list<int64_t> sizes,
                        std::initializer_list<int64_t> strides, int32_t dtype, int32_t device) {
   TensorHandle handle = nullptr;
@@ -138,7 +139,7 @@ class Matrix {
       : tensor_(Tensor::empty({rows, cols}, number_of(dtype), codes.cuda, device)),
         rows_{tensor_.data(), dtype, device, rows, cols, cols} {}
 
-  // Takes over a float32 matrix, rounded.
+  // Copies a float32 matrix, rounded.
   void round(const void *from, int64_t stride) {
     const Tensor source =
         borrowed(from, {rows_.rows, rows_.cols}, {stride, 1}, codes.float32, rows_.device);

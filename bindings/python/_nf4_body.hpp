@@ -1,4 +1,4 @@
-// What both entries of the operators do after their checks: calls of libnf4, whose functions
+// The work of both entries of the operators after their checks: calls of libnf4, whose functions
 // nf4.torch finds by name.
 #ifndef NF4_BODY_HPP
 #define NF4_BODY_HPP
@@ -101,10 +101,10 @@ inline int32_t threads() {
   return static_cast<int32_t>(count);
 }
 
-// Calls launch(workspace, stream) with so many bytes on the device of x.
+// Calls launch(workspace, stream) with a workspace of `bytes` bytes on the device of x.
 template <class Launch>
 void in_workspace(size_t bytes, const dl_tensor &x, const Launch &launch) {
-  Tensor workspace;  // the stream's as soon as torch has it back
+  Tensor workspace;  // once it is released, torch reuses it in the order of the stream
   if (bytes != 0)
     workspace = Tensor::empty({static_cast<int64_t>(bytes)}, codes.uint8, codes.cuda, x.device_id);
   require(launch(workspace ? workspace.data() : nullptr, stream_of(x)));
@@ -122,7 +122,7 @@ void dequantize_to(void *out, const dl_tensor &like, const Weight &weight) {
   require(of_kind.dequant_launch(&weight, out, dtype, stream_of(like)));
 }
 
-// On a CPU the fused way is always faster: of y, not of a gradient.
+// On a CPU the fused way is always faster for y, though not for a gradient.
 template <class Kind>
 bool prefers_dense(const Product<Kind> &product, const dl_tensor &x) {
   if (x.device_type == DL_CPU) return false;
@@ -156,13 +156,13 @@ void multiply_fused(const Product<Kind> *products, size_t count, const dl_tensor
   });
 }
 
-// Reads the rows of x in 16 bits, if cuBLAS takes the x.
+// Reads the rows of x in 16 bits, if cuBLAS takes x.
 inline bool read_left(const nf4_matmul_args &args, const dl_tensor &x, int64_t cols, Rows &left) {
   left = {args.x, args.dtype, x.device_id, args.m, cols, args.x_stride};
   return args.dtype != NF4_DTYPE_FP32 && fits(args.m, 1) && fits(cols, 1) && fits(args.x_stride, 1);
 }
 
-// Multiplies on a GPU by a dense weight, which is torch's until the stream has used it.
+// Multiplies by a dense weight on a GPU. torch owns the dense weight until the stream has used it.
 template <class Kind>
 void multiply_dense(const Product<Kind> &product, const dl_tensor &x) {
   const nf4_matmul_args &args = product.args;
@@ -186,7 +186,7 @@ void multiply_dense(const Product<Kind> &product, const dl_tensor &x) {
       "multiply and add");
 }
 
-// Products of one x, each in the way that is expected to take less time (_nf4_paths.hpp).
+// Computes products of one x, each in the way that is expected to take less time (_nf4_paths.hpp).
 template <class Kind>
 void multiply(const Product<Kind> *products, size_t count, const dl_tensor &x) {
   const auto is_dense = [&](const Product<Kind> &each) { return prefers_dense(each, x); };
@@ -207,13 +207,13 @@ inline void multiply_gradient(const Product<Codebook> &product, const dl_tensor 
   });
 }
 
-// dA and dB on a GPU.
+// Computes dA and dB on a GPU.
 inline void launch_lora_grad(const nf4_lora_grad_args &args, const dl_tensor &grad_y) {
   require(nf4.lora_grad_launch(&args, stream_of(grad_y)));
 }
 
 // Registers kernels for the operators that are defined, with torch's key for a device
-// (_nf4_dispatcher.cpp). False if torch refuses.
+// (_nf4_dispatcher.cpp). Returns false if torch refuses.
 bool implement(const char *key);
 
 }  // namespace nf4_torch

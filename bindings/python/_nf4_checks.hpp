@@ -1,4 +1,5 @@
-// What libnf4 gets for the views of a call's tensors, and which argument it does not take.
+// Turns the views of a call's tensors into arguments of libnf4, and finds the argument that libnf4
+// does not accept.
 #ifndef NF4_CHECKS_HPP
 #define NF4_CHECKS_HPP
 
@@ -16,8 +17,8 @@ namespace nf4_torch {
 enum Part { kPacked, kAbsmax, kNestedAbsmax, kNestedCode, kNestedOffset, kCodebook };
 enum Int4Part { kInt4Packed, kScales, kZeros, kGIdx, kPermutation };
 
-// A kind of weight: its descriptor, and its tensors by name, of which every weight has the first
-// kNeeded. Python's tuple for one has the tensors and then a Spec.
+// A kind of weight: its descriptor, and the names of its tensors. Every weight has the first
+// kNeeded of them. Python's tuple for a weight has the tensors and then a Spec.
 struct Codebook {
   using Descriptor = nf4_tensor;
   static constexpr int kParts = 6, kNeeded = 2;
@@ -33,15 +34,15 @@ struct Int4 {
 
 using View = std::optional<dl_tensor>;
 
-// A weight as an entry sees it. The numbers are the first of a Spec, in its order.
+// A weight as an entry views it. The numbers are the first of a Spec, in its order.
 template <class Kind>
 struct WeightViews {
   std::array<View, Kind::kParts> parts;
   std::array<int64_t, 5> spec;
-  int64_t packed_bytes;  // the shape of `packed` where that is seen as bytes
+  int64_t packed_bytes;  // the shape of `packed` if it is viewed as bytes
 };
 
-// The argument that the body does not take, and what it expects: `count`, if any, and words.
+// The argument that the body does not accept, and what it expects: `count`, if any, and words.
 struct Fault {
   const char *argument, *expected;
   int64_t count = -1;
@@ -51,9 +52,9 @@ struct Fault {
     return std::string(argument) + " is something else; expected " + number + expected;
   }
 };
-using Checked = std::optional<Fault>;  // of no fault: nothing
+using Checked = std::optional<Fault>;  // empty: no fault
 
-// All tensors of a call are where the first is.
+// Tells whether a tensor is on the device of the call's first tensor.
 inline bool beside(const dl_tensor &view, const dl_tensor &first) {
   return view.device_type == first.device_type && view.device_id == first.device_id;
 }
@@ -90,7 +91,7 @@ inline Checked read_spec(const std::array<int64_t, 5> &spec, nf4_tensor &weight)
   return {};
 }
 
-// Fills in the descriptor of a weight whose parts are beside `first`.
+// Fills in the descriptor of a weight whose parts are on the device of `first`.
 inline Checked read_weight(const WeightViews<Codebook> &given, const dl_tensor &first,
                            nf4_tensor &weight) {
   if (Checked fault = read_spec(given.spec, weight)) return fault;
@@ -137,7 +138,7 @@ inline Checked read_spec(const std::array<int64_t, 5> &spec, nf4_int4_tensor &we
   return {};
 }
 
-// Extents of a part; cols -1: it has one dimension.
+// The extents of a part; with cols -1 it has one dimension.
 struct Extents {
   int64_t rows, cols;
 
@@ -147,7 +148,7 @@ struct Extents {
   }
 };
 
-// Of the parts in their order: include/nf4/nf4.h has the table.
+// The extents of the parts in their order; include/nf4/nf4.h has the table.
 inline std::array<Extents, Int4::kParts> extents_of(const nf4_int4_tensor &weight) {
   const int64_t rows = weight.rows, cols = weight.cols;
   const int64_t groups = weight.group_size == -1 ? 1 : cols / weight.group_size;
@@ -198,7 +199,7 @@ struct Product {
   nf4_matmul_args args{};
 };
 
-// Fills in all of a product but y.
+// Fills in everything of a product except y.
 template <class Kind>
 Checked read_product(const dl_tensor &x, const View &bias, const WeightViews<Kind> &given,
                      Product<Kind> &product) {
@@ -220,7 +221,7 @@ Checked read_product(const dl_tensor &x, const View &bias, const WeightViews<Kin
   return {};
 }
 
-// The same of a gradient, whose x is dY and whose y is dX.
+// Does the same for a gradient, whose x is dY and whose y is dX.
 inline Checked read_gradient(const dl_tensor &grad_y, const WeightViews<Codebook> &given,
                              Product<Codebook> &product) {
   if (Checked fault = check_first("grad_y", grad_y)) return fault;
@@ -243,7 +244,8 @@ struct AdapterViews {
   double scale;
 };
 
-// Fills in all of an adapter but its product, and makes it that of a product whose x is `first`.
+// Fills in everything of an adapter except its product, and adds it to a product whose x is
+// `first`.
 inline Checked read_adapter(const AdapterViews &given, const dl_tensor &first,
                             Product<Codebook> &product, nf4_lora &lora) {
   const auto [rows, cols] = std::pair(product.weight.rows, product.weight.cols);
@@ -268,7 +270,8 @@ inline Checked read_adapter(const AdapterViews &given, const dl_tensor &first,
   return {};
 }
 
-// x or dY of an adapter's gradients, [..., columns]; false if libnf4 does not take it.
+// Reads x or dY of an adapter's gradients, [..., columns]; returns false if libnf4 does not accept
+// it.
 inline bool read_wide(const dl_tensor &view, const dl_tensor &first, const nf4_lora_grad_args &args,
                       const void *&data, int64_t &columns, int64_t &stride) {
   if (view.ndim < 1) return false;
@@ -279,7 +282,7 @@ inline bool read_wide(const dl_tensor &view, const dl_tensor &first, const nf4_l
          has_memory(&view) && beside(view, first);
 }
 
-// p or q, [..., rank].
+// Reads p or q, [..., rank].
 inline bool read_narrow(const dl_tensor &view, const dl_tensor &first,
                         const nf4_lora_grad_args &args, const void *&data) {
   int64_t rank = 0, stride = 0;
@@ -287,8 +290,8 @@ inline bool read_narrow(const dl_tensor &view, const dl_tensor &first,
          is_contiguous(&view, args.m * rank);
 }
 
-// Fills in all of an adapter's gradients but q and where they are written, which are contiguous and
-// in the dtype of the adapter; false if libnf4 does not take it.
+// Fills in everything of an adapter's gradients except q and the outputs, which are contiguous and
+// in the dtype of the adapter. Returns false if libnf4 does not accept it.
 inline bool read_lora_grad(const dl_tensor &grad_y, const dl_tensor &x, const dl_tensor &p,
                            const AdapterViews &given, nf4_lora_grad_args &args) {
   const dl_tensor &a = *given.a, &b = *given.b;

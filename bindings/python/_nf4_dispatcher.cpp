@@ -1,6 +1,6 @@
 // The dispatcher's entry of nf4.torch's operators: kernels of torch.ops.nf4._linear,
-// ._linear_batch2, ._linear_batch3 and ._dense_like, and those with _int4, and of ._linear_grad,
-// which are what a compiled graph has. No Python runs. An exception is Python's ValueError.
+// ._linear_batch2, ._linear_batch3, ._dense_like and their _int4 variants, and of ._linear_grad.
+// Compiled graphs call them. No Python runs. An exception becomes Python's ValueError.
 #include <algorithm>
 #include <array>
 #include <stdexcept>
@@ -18,8 +18,8 @@ void require(const Checked &fault) {
   if (fault) throw std::invalid_argument(fault->text());
 }
 
-// The last arguments of an operator: tensors and five numbers. Takes the tensors over, all of them
-// before anything is refused.
+// The last arguments of an operator: tensors and five numbers. It takes over all tensors before it
+// refuses anything.
 template <class Kind>
 class TakenWeight {
  public:
@@ -44,7 +44,7 @@ class TakenWeight {
   std::array<Value, 5> spec_;
 };
 
-// _linear(x, bias, WEIGHT) -> y. Of several weights: all biases, then all weights -> each y
+// _linear(x, bias, WEIGHT) -> y. With several weights: all biases, then all weights -> each y
 template <class Kind, size_t kCount>
 void linear_operator(Value *stack, uint64_t, uint64_t) {
   const Tensor x = taken(stack[0]);
@@ -115,7 +115,7 @@ bool implement_kind(LibraryHandle library, const std::string &suffix) {
 }  // namespace
 
 bool nf4_torch::implement(const char *key) {
-  LibraryHandle library = nullptr;  // is there for as long as the process
+  LibraryHandle library = nullptr;  // exists as long as the process
   return torch.new_library("nf4", key, "_nf4_dispatcher.cpp", __LINE__, &library) == 0 &&
          implement_kind<Codebook>(library, "") && implement_kind<Int4>(library, "_int4") &&
          torch.implement(library, "_linear_grad", linear_grad_operator) == 0;

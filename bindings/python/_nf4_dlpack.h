@@ -1,4 +1,4 @@
-/* Tensors as C sees them, by DLPack's exchange (torch has it from 2.10 on). */
+/* Tensors in C, through DLPack's exchange (torch has it from 2.10 on). */
 #ifndef NF4_DLPACK_H
 #define NF4_DLPACK_H
 
@@ -33,7 +33,7 @@ typedef struct dl_exchange {
   uint32_t major, minor;
   struct dl_exchange *previous;
   void *allocate, *export_owned, *import_owned;
-  int (*view)(void *object, dl_tensor *out); /* borrowed; 0, or -1 and an exception */
+  int (*view)(void *object, dl_tensor *out); /* borrowed; returns 0, or -1 with an exception */
   int (*current_stream)(int32_t device_type, int32_t device_id, void **stream);
 } dl_exchange;
 
@@ -57,13 +57,13 @@ static inline int64_t elements_of(const dl_tensor *view) {
   return elements;
 }
 
-/* A tensor whose storage was freed keeps its shape, but its address is NULL, which libnf4 reads as
- * no bias, or as the codebook of the format. */
+/* A tensor whose storage was freed keeps its shape, but its address is NULL, which libnf4 would
+ * read as no bias, or as the format's own codebook. */
 static inline bool has_memory(const dl_tensor *view) {
   return view->data != NULL || elements_of(view) == 0;
 }
 
-/* 0 if it is no dtype of dense data. */
+/* Returns 0 if it is not a dtype of dense data. */
 static inline nf4_dtype dtype_of(const dl_tensor *view) {
   if (view->lanes != 1) return 0;
   if (view->code == DL_FLOAT && view->bits == 32) return NF4_DTYPE_FP32;
@@ -72,14 +72,14 @@ static inline nf4_dtype dtype_of(const dl_tensor *view) {
   return 0;
 }
 
-/* Is it a part of a weight: so many contiguous elements, of uint8 or float32? */
+/* Tells whether it is a part of a weight: `elements` contiguous elements of uint8 or float32. */
 static inline bool is_part(const dl_tensor *view, int64_t elements, bool bytes) {
   const uint8_t code = bytes ? DL_UINT : DL_FLOAT, bits = bytes ? 8 : 32;
   return view->lanes == 1 && view->code == code && view->bits == bits &&
          elements_of(view) == elements && is_contiguous(view, elements);
 }
 
-/* How many rows of `cols` elements there are, and how far apart, if it is one distance. */
+/* Finds the number of rows of `cols` elements, and their distance, if they are equally spaced. */
 static inline bool rows_of(const dl_tensor *view, int64_t cols, int64_t *rows, int64_t *stride) {
   const int32_t last = view->ndim - 1;
   if (last < 0 || view->shape[last] != cols) return false;
@@ -106,8 +106,8 @@ static inline int64_t divide_up(int64_t count, int64_t by) {
   return count / by + (count % by != 0);
 }
 
-/* The exchange of a type of tensors, of the version that is known here; or NULL, with an
- * exception. */
+/* Returns the exchange of a type of tensors, if its version is known here; otherwise NULL with
+ * an exception. */
 static inline const dl_exchange *exchange_of(PyObject *type) {
   PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
   if (capsule == NULL) return NULL;

@@ -1,11 +1,9 @@
-/* _nf4_fast: libnf4 called without ctypes. Here is Weight, which dequantizes a QuantizedTensor or
- * an Int4Tensor; the operators of nf4.torch are in _nf4_ops.cpp.
- *
- * It takes what is common and has no fault: tensors of a library that has DLPack's C exchange
- * (torch from 2.10 on), and raw addresses. All else, faults included, gets None, and package nf4
- * does the same in Python and finds the words. The package is complete without this module, which
- * is not built where Python's headers are missing.
- */
+/* _nf4_fast: calls libnf4 without ctypes. This file has Weight, which dequantizes a
+ * QuantizedTensor or an Int4Tensor; the operators of nf4.torch are in _nf4_ops.cpp. It handles
+ * common calls without faults: tensors of a library that has DLPack's C exchange (torch from
+ * 2.10 on), and raw addresses. Everything else, faults included, gets None; package nf4 then
+ * does the same in Python and words the errors. The package is complete without this module,
+ * which is not built if Python's headers are missing. */
 #include "_nf4_fast.h"
 
 #include "_nf4_dlpack.h"
@@ -14,36 +12,37 @@
 
 enum { MAX_PARTS = 6 };
 
-/* An nf4_tensor or an nf4_int4_tensor: the function that goes with it knows which. */
+/* An nf4_tensor or an nf4_int4_tensor; the function that takes it knows which. */
 typedef struct any_weight any_weight;
 typedef nf4_status (*launch_function)(const any_weight *, void *, nf4_dtype, nf4_stream);
 typedef nf4_status (*cpu_function)(const any_weight *, void *, nf4_dtype, int32_t);
 
-/* Nothing in it changes once it is made: threads may share it. */
+/* Nothing in it changes after its creation, so threads may share it. */
 typedef struct weight {
-  PyObject_HEAD PyObject *descriptor; /* owns what `tensor` points at */
+  PyObject_HEAD PyObject *descriptor; /* owns the memory of `tensor` */
   PyObject *parts;                    /* a tuple of the tensors among the parts */
-  PyObject *dtypes;                   /* what names an nf4_dtype: a dict to int */
-  PyObject *type;          /* of the tensors that may be outputs; None if there are none */
-  PyObject *requires_grad; /* the name, and the method is_neg of `type` */
+  PyObject *dtypes;                   /* maps the names of an nf4_dtype to int */
+  PyObject *type;          /* the type of tensors that may be outputs; None if there are none */
+  PyObject *requires_grad; /* the attribute's name, and the method is_neg of `type` */
   PyObject *is_neg;
   const any_weight *tensor;
-  const dl_exchange *exchange; /* NULL: there are no tensors */
+  const dl_exchange *exchange; /* NULL if there are no tensors */
   uintptr_t function;
   const void *addresses[MAX_PARTS];
   int64_t elements;
-  nf4_dtype dtype; /* of an output that is an address, where nothing else is said */
+  nf4_dtype dtype; /* the dtype of an output that is an address, unless the caller names one */
   int32_t device_type, device_id;
   int on_device;
 } weight;
 
-/* Package nf4 names what is wrong, if anything is. */
+/* Package nf4 words the error, if there is one. */
 static PyObject *leave_to_python(void) {
   PyErr_Clear();
   Py_RETURN_NONE;
 }
 
-/* What is not in a dl_tensor: writing to it would be against autograd, or of the wrong sign. */
+/* Checks properties that a dl_tensor does not have: autograd may forbid writing to the tensor,
+ * or it may have the negative bit. */
 static bool is_plain(const weight *self, PyObject *tensor) {
   PyObject *requires_grad = PyObject_GetAttr(tensor, self->requires_grad);
   PyObject *negative =
@@ -56,7 +55,7 @@ static bool is_plain(const weight *self, PyObject *tensor) {
 
 static bool view_output(const weight *self, PyObject *out, void **address, nf4_dtype *dtype) {
   if (PyLong_CheckExact(out)) {
-    /* PyLong_AsVoidPtr would take a negative one. */
+    /* PyLong_AsVoidPtr would accept a negative number. */
     *address = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(out);
     *dtype = self->dtype;
     return !PyErr_Occurred();
@@ -70,8 +69,8 @@ static bool view_output(const weight *self, PyObject *out, void **address, nf4_d
          is_contiguous(&view, self->elements) && is_plain(self, out);
 }
 
-/* Is `wanted`, None or something that names a dtype, what `*dtype` is? An address has no dtype
- * of its own and takes it over. */
+/* Checks that `wanted`, None or a name of a dtype, agrees with `*dtype`. An address has no dtype
+ * of its own and takes that of `wanted`. */
 static bool agree_on_dtype(const weight *self, PyObject *wanted, bool raw, nf4_dtype *dtype) {
   if (wanted == Py_None) return true;
   PyObject *code = PyDict_GetItemWithError(self->dtypes, wanted);
@@ -155,8 +154,8 @@ static void deallocate(weight *self) {
   Py_DECREF(type);
 }
 
-/* What is known of tensors: how to see them, and which device they are on. Without a type of
- * tensors there is no way to see one, so there must be none. */
+/* Learns how to view tensors, and on which device they are. Without a type of tensors they
+ * cannot be viewed, so there must be none. */
 static bool learn_of_tensors(weight *self, PyObject *addresses) {
   const Py_ssize_t parts = PyTuple_Size(self->parts);
   if (self->type == Py_None) {

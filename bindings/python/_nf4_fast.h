@@ -1,4 +1,4 @@
-/* What _nf4_fast.c has of _nf4_ops.cpp, _nf4_lora.cpp and _nf4_grouped.cpp. */
+/* The declarations that _nf4_fast.c uses of _nf4_ops.cpp, _nf4_lora.cpp and _nf4_grouped.cpp. */
 #ifndef NF4_FAST_H
 #define NF4_FAST_H
 

@@ -1,5 +1,5 @@
-// Products of experts for Python (nf4/torch/_operators_grouped.py): linear_grouped, as _nf4_ops.cpp
-// has linear.
+// Products of experts for Python (nf4/torch/_operators_grouped.py): linear_grouped, like linear in
+// _nf4_ops.cpp.
 #include <Python.h>
 
 #include "_nf4_fast.h"
@@ -14,7 +14,8 @@ struct Grouped {
   nf4_grouped_args args{};
 };
 
-// Of a weight of three dimensions, the first; -1 of others. The last of a Spec's are shape, format.
+// The first dimension of a weight with three dimensions; -1 for other weights. The last two members
+// of a Spec are shape and format.
 int64_t experts_of(PyObject *weight) {
   PyObject *spec = PyTuple_GetItem(weight, Codebook::kParts);
   PyObject *shape = spec == nullptr ? nullptr : PyTuple_GetItem(spec, 5);
@@ -22,7 +23,8 @@ int64_t experts_of(PyObject *weight) {
   return PyLong_AsLongLong(PyTuple_GetItem(shape, 0));
 }
 
-// int32, of one dimension and contiguous; of `count` elements, or of any number if that is -1.
+// Views int32 numbers: one dimension, contiguous, with `count` elements, or any number if that is
+// -1.
 bool view_numbers(PyObject *given, const dl_tensor &x, int64_t count, View &view) {
   return view_of(given, view) && view->ndim == 1 && is_words(*view) && has_memory(&*view) &&
          beside(*view, x) && is_contiguous(&*view, view->shape[0]) &&
@@ -35,7 +37,7 @@ bool view_bias(PyObject *given, const dl_tensor &x, int64_t rows, int64_t expert
          is_contiguous(&*view, rows) && elements_of(&*view) == rows;
 }
 
-// Fills in all but y. False where the general way has to look.
+// Fills in everything except y. Returns false if the general way has to handle the call.
 bool read_grouped(PyObject *const *given, const dl_tensor &x, Grouped &product) {
   auto &[weight, args] = product;
   WeightViews<Codebook> views{};
@@ -61,11 +63,11 @@ bool read_grouped(PyObject *const *given, const dl_tensor &x, Grouped &product) 
     if (!view_bias(given[3], x, weight.rows, experts, bias)) return false;
     args.bias = address_of(&*bias);
   }
-  // Without rows an index may have no address, which would mean that there is none.
+  // Without rows, an index may have a NULL address, which would mean that there is no index.
   return args.m > 0;
 }
 
-// Alignments of x and of the weight count as in other products; y is new.
+// Alignments of x and of the weight matter as in other products; y is new.
 bool prefers_dense(const Grouped &product, const dl_tensor &x) {
   if (x.device_type == DL_CPU) return false;
   thread_local KeptPaths kept;

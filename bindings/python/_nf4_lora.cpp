@@ -1,4 +1,4 @@
-// Python's entries for an adapter beside a weight, and for the gradients (_nf4_ops.cpp).
+// Python's entries for a weight with an adapter, and for the gradients (_nf4_ops.cpp).
 #include <optional>
 
 #include "_nf4_blas.hpp"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace nf4_torch;
 
-// Of the arguments a, b, scale.
+// Views the arguments a, b, scale.
 bool view_adapter(PyObject *const *given, AdapterViews &views) {
   views.scale = PyFloat_AsDouble(given[2]);
   return PyErr_Occurred() == nullptr && view_of(given[0], views.a) && view_of(given[1], views.b) &&
@@ -91,7 +91,7 @@ PyObject *lora_grads(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   return made.after([&, &first = *grad_y] { launch_lora_grad(args, first); });
 }
 
-// One half of an adapter, [rows, cols], in the dtype of x: its memory, or that of `copy`.
+// One of an adapter's matrices, [rows, cols], in the dtype of x: in place, or in `copy`.
 Rows narrowed(const nf4_lora &lora, const void *half, int64_t rows, int64_t cols, int64_t stride,
               const Rows &x, std::optional<Matrix> &copy) {
   if (lora.dtype == x.dtype) return {half, x.dtype, x.device, rows, cols, stride};
@@ -104,7 +104,7 @@ bool can_multiply_dense(const Rows &of_y, const nf4_tensor &weight, const nf4_lo
          fits(lora.b_stride, 1);
 }
 
-// dX and q = dY B by a dense weight.
+// dX and q = dY B with a dense weight.
 void multiply_dense_gradient(const Product<Codebook> &product, const dl_tensor &grad_y,
                              const Rows &of_y, const nf4_lora &lora, Matrix &q) {
   const nf4_tensor &weight = product.weight;

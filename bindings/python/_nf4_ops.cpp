@@ -1,10 +1,10 @@
-// The operators of nf4.torch: one body (_nf4_body.hpp) with two entries. Here is Python's, which
-// calls linear and dequantize with a WeightParts or an Int4Parts (nf4/torch/_weight.py,
-// _int4_weight.py), and what is in _nf4_lora.cpp and _nf4_grouped.cpp; torch's dispatcher has the
-// other (_nf4_dispatcher.cpp).
+// The operators of nf4.torch: one body (_nf4_body.hpp) with two entries. This file has Python's
+// entry, which calls linear and dequantize with a WeightParts or an Int4Parts
+// (nf4/torch/_weight.py, _int4_weight.py), and the functions of _nf4_lora.cpp and _nf4_grouped.cpp.
+// torch's dispatcher has the other entry (_nf4_dispatcher.cpp).
 //
-// Each entry views its tensors and checks the views (_nf4_checks.hpp). It takes what is common and
-// has no fault: for anything else Python gets None and goes the general way.
+// Each entry views its tensors and checks the views (_nf4_checks.hpp). It handles common calls
+// without faults; for anything else Python gets None and takes the general way.
 #include <Python.h>
 
 #include <array>
@@ -18,8 +18,8 @@ namespace {
 
 using namespace nf4_torch;
 
-// None if nothing was done. `peer`: called with the three where a dense weight is expected to be
-// faster, or NULL; what it returns is returned, unless that is None.
+// Returns None if nothing was done. `peer`, if not NULL, is called with the three arguments if a
+// dense weight is expected to be faster; its result is returned unless it is None.
 template <class Kind>
 PyObject *linear_of(PyObject *const *given, PyObject *peer) {
   PyObject *const given_x = given[0], *const given_bias = given[1];
@@ -37,7 +37,7 @@ PyObject *linear_of(PyObject *const *given, PyObject *peer) {
   }
   PyObject *y = new_output(given_x, *x, product.weight.rows);
   if (y == nullptr) return nullptr;
-  // A mode of torch may have made something else.
+  // A mode of torch may have made a different tensor.
   if (view_of(y, of_y) && is_output(*of_y, *x, product.args.m * product.weight.rows)) {
     product.args.y = const_cast<char *>(address_of(&*of_y));
     if (run([&] { multiply(&product, 1, *x); })) return y;
@@ -116,12 +116,12 @@ PyObject *take_packed(PyObject *, PyObject *kind) {
 
 // ---- bitsandbytes' weights ----------------------------------------------------------
 
-// NULL where the dict, of an object, lacks it.
+// Returns NULL if the dict of an object lacks the name.
 Owned attribute(const Owned &of_object, PyObject *name) {
   return Owned(Py_XNewRef(PyDict_GetItemWithError(of_object.get(), name)));
 }
 
-// NULL without an exception for what only bitsandbytes knows.
+// Returns NULL without an exception for states that only bitsandbytes understands.
 PyObject *parts_of_state(PyObject *packed, PyObject *state, PyObject *spec_of) {
   // A QuantState has a __getattr__, which makes its attributes slow.
   const Owned own(PyObject_GenericGetDict(state, nullptr));
@@ -161,7 +161,7 @@ PyObject *state_parts(PyObject *, PyObject *const *arguments, Py_ssize_t count) 
   if (python.tensor == nullptr) return none();  // nothing is registered
   PyObject *made = parts_of_state(arguments[0], arguments[1], arguments[2]);
   if (made != nullptr) return made;
-  // A list for shape, for instance, has no hash.
+  // A list as the shape, for instance, has no hash.
   const bool is_left = !PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_KeyError) ||
                        PyErr_ExceptionMatches(PyExc_TypeError);
   return is_left ? none() : nullptr;

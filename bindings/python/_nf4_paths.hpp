@@ -1,5 +1,6 @@
-// Keeps which way a product is expected to take less time (nf4_matmul_path), by all that the answer
-// depends on. libnf4 needs up to a microsecond for it, and a layer asks in every call.
+// Keeps the answers of nf4_matmul_path, which way a product is expected to take less time, by
+// everything that the answer depends on. libnf4 needs up to a microsecond for an answer, and a
+// layer asks in every call.
 #ifndef NF4_PATHS_HPP
 #define NF4_PATHS_HPP
 
@@ -12,7 +13,7 @@ namespace nf4_torch {
 
 using PathKey = std::array<int64_t, 15>;
 
-// These bits of a pointer count: its alignment, and whether it is NULL.
+// The bits of a pointer that matter: its alignment, and whether it is NULL.
 inline int64_t bits_of(const void *pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   return static_cast<int64_t>(address % 16) | (pointer == nullptr ? 16 : 0);
@@ -79,7 +80,7 @@ class KeptPaths {
     PathKey key{};
     nf4_path path = 0;
   };
-  std::array<Entry, 128> entries_;  // 2^7, as many as the hash has values
+  std::array<Entry, 128> entries_;  // 2^7, the number of values of the hash
 };
 
 }  // namespace nf4_torch

@@ -1,5 +1,5 @@
-// What the entries for Python share (_nf4_ops.cpp, _nf4_lora.cpp, _nf4_grouped.cpp): views of
-// Python's tensors and weights, and new tensors beside them.
+// Helpers that the entries for Python share (_nf4_ops.cpp, _nf4_lora.cpp, _nf4_grouped.cpp): views
+// of Python's tensors and weights, and new tensors on their device.
 #ifndef NF4_PYTHON_HPP
 #define NF4_PYTHON_HPP
 
@@ -25,7 +25,7 @@ struct Python {
   const dl_exchange *exchange;
   PyObject *tensor, *parameter;       // the types torch.Tensor and torch.nn.Parameter
   PyObject *is_neg, *new_empty;       // names of methods
-  PyObject *requires_grad, *version;  // of attributes
+  PyObject *requires_grad, *version;  // names of attributes
   std::array<PyObject *, 2> packed;   // classes of packed bytes, then NULL
   // Names of attributes of bitsandbytes' QuantState.
   PyObject *packing_format_for_cpu, *state2, *offset, *absmax, *code, *blocksize, *shape,
@@ -33,27 +33,28 @@ struct Python {
 };
 inline Python python;
 
-// Leaves the call to the general way, which names what is wrong, if anything is.
+// Leaves the call to the general way, which words the error, if there is one.
 inline PyObject *none() {
   PyErr_Clear();
   Py_RETURN_NONE;
 }
 
-// No view tells of torch's negative bit: the numbers are those in memory times -1.
+// Checks torch's negative bit, which no view shows: the numbers are those in memory times -1.
 inline bool is_negative(PyObject *tensor) {
   PyObject *answer = PyObject_CallMethodObjArgs(tensor, python.is_neg, nullptr);
-  Py_XDECREF(answer);  // True and False live on
+  Py_XDECREF(answer);  // True and False are never freed
   return answer != Py_False;
 }
 
-// A call from here would bypass the __torch_function__ of any other type, so it gets no view.
+// A call from here would bypass the __torch_function__ of any other type, so other types get no
+// view.
 inline bool view_of(PyObject *tensor, View &view) {
   PyObject *type = reinterpret_cast<PyObject *>(Py_TYPE(tensor));
   return (type == python.tensor || type == python.parameter) &&
          python.exchange->view(tensor, &view.emplace()) == 0;
 }
 
-// Exactly a Tensor, of dense data.
+// Views a tensor that is exactly a Tensor of dense data.
 inline bool view_plain(PyObject *tensor, View &view) {
   return reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == python.tensor && view_of(tensor, view) &&
          !is_negative(tensor);
@@ -63,7 +64,8 @@ inline bool is_packed(PyObject *type) {
   return std::find(python.packed.begin(), python.packed.end(), type) != python.packed.end();
 }
 
-// Packed bytes of a class that take_packed named, whatever their dtype; `bytes` is their number.
+// Views packed bytes of a class that take_packed named, whatever their dtype; `bytes` is their
+// number.
 inline bool view_packed(PyObject *tensor, View &view, int64_t &bytes) {
   if (!is_packed(reinterpret_cast<PyObject *>(Py_TYPE(tensor)))) return view_of(tensor, view);
   if (python.exchange->view(tensor, &view.emplace()) != 0) return false;
@@ -78,17 +80,17 @@ inline bool view_packed(PyObject *tensor, View &view, int64_t &bytes) {
   return true;
 }
 
-// Integers cannot, and are not asked. Without an answer the general way is to be taken, as if it
-// did.
+// Integers cannot require grad, and are not asked. If there is no answer, the general way must be
+// taken, as if the tensor required it.
 inline bool requires_grad(PyObject *tensor, const dl_tensor &view) {
   if (view.code == DL_UINT || view.code == DL_INT) return false;
   PyObject *answer = PyObject_GetAttr(tensor, python.requires_grad);
-  Py_XDECREF(answer);  // True and False live on
+  Py_XDECREF(answer);  // True and False are never freed
   return answer != Py_False;
 }
 
-// Of a WeightParts or an Int4Parts, whose parts have no negative bit. A part that requires grad has
-// no view, as the general way refuses it; that of a class of take_packed is not asked.
+// Views a WeightParts or an Int4Parts, whose parts have no negative bit. A part that requires grad
+// gets no view, as the general way refuses it; one of a class of take_packed is not asked.
 template <class Kind>
 inline bool view_weight(PyObject *given, WeightViews<Kind> &views) {
   for (int i = 0; i < Kind::kParts; ++i) {
@@ -123,15 +125,16 @@ inline bool is_output(const dl_tensor &out, const dl_tensor &x, int64_t elements
          elements_of(&out) == elements && is_contiguous(&out, elements);
 }
 
-// A new y beside x, of a tuple of sizes. They are passed one by one: torch tries first whether a
-// tuple is an integer, and drops the TypeError, which takes half as long as making y.
+// A new y on the device of x, from a tuple of sizes. They are passed one by one: given a tuple,
+// torch first tries whether it is an integer and drops the TypeError, which takes half as long as
+// making y.
 inline PyObject *new_beside(PyObject *x, PyObject *given_sizes) {
   const Owned sizes(given_sizes);
   const Owned new_empty(sizes ? PyObject_GetAttr(x, python.new_empty) : nullptr);
   return new_empty ? PyObject_Call(new_empty.get(), sizes.get(), nullptr) : nullptr;
 }
 
-// The same, [..., rows].
+// The same with the shape [..., rows].
 inline PyObject *new_output(PyObject *x, const dl_tensor &of_x, int64_t rows) {
   const Py_ssize_t last = of_x.ndim - 1;
   PyObject *sizes = PyTuple_New(of_x.ndim);
@@ -142,7 +145,7 @@ inline PyObject *new_output(PyObject *x, const dl_tensor &of_x, int64_t rows) {
   return new_beside(x, sizes);
 }
 
-// Runs `work` without the GIL. False if it threw: the general way finds the words.
+// Runs `work` without the GIL. Returns false if it threw: the general way then words the error.
 template <class Work>
 inline bool run(const Work &work) {
   bool done = true;
@@ -152,7 +155,7 @@ inline bool run(const Work &work) {
   Py_END_ALLOW_THREADS return done;
 }
 
-// The new tensors that a call writes.
+// The new tensors to which a call writes.
 class Outputs {
  public:
   Outputs() = default;
@@ -162,8 +165,8 @@ class Outputs {
   Outputs(const Outputs &) = delete;
   Outputs &operator=(const Outputs &) = delete;
 
-  // The memory of `made`, a new reference, or NULL: so many elements of the dtype of `like`, and
-  // beside it, unless a mode of torch has made something else.
+  // The memory of `made`, a new reference, or NULL. It must have `elements` elements of the dtype
+  // of `like` and be on its device; a mode of torch may have made a different tensor.
   void *take(PyObject *made, const dl_tensor &like, int64_t elements) {
     View view;
     made_.at(count_++) = made;
@@ -179,7 +182,8 @@ class Outputs {
     return take(new_beside(like, sizes), of_like, rows * cols);
   }
 
-  // What `work` wrote; None if nothing was done; NULL, with torch's error, without memory for it.
+  // Returns the outputs of `work`; None if nothing was done; NULL, with torch's error, if there is
+  // no memory for them.
   template <class Work>
   PyObject *after(const Work &work) const {
     if (!allocated_) return nullptr;
@@ -195,7 +199,7 @@ class Outputs {
   bool allocated_ = true, good_ = true;
 };
 
-// For a PyMethodDef.
+// Casts a function for a PyMethodDef.
 template <class Function>
 PyCFunction method(Function function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));

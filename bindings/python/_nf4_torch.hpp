@@ -1,5 +1,5 @@
-// Tensors of torch as C++ sees them without torch's headers: by C functions of libtorch whose names
-// and meaning it keeps (from 2.10 on), which nf4.torch finds by name.
+// torch's tensors in C++ without torch's headers: uses C functions of libtorch whose names and
+// meaning are stable (from 2.10 on), which nf4.torch finds by name.
 #ifndef NF4_TORCH_HPP
 #define NF4_TORCH_HPP
 
@@ -17,15 +17,15 @@ namespace nf4_torch {
 
 using TensorHandle = struct OpaqueTensor *;
 using LibraryHandle = struct OpaqueLibrary *;
-using Error = int32_t;  // 0: there is none
+using Error = int32_t;  // 0: no error
 
 // An argument or a result, StableIValue in torch/csrc/inductor/aoti_torch/c/shim.h: an integer, or
-// a TensorHandle, which belongs to who gets it. What is optional is 0, or points to such a Value
-// that comes from `new`.
+// a TensorHandle, which the receiver owns. An optional value is 0, or points to such a Value that
+// was made with `new`.
 using Value = uint64_t;
 using Operator = void (*)(Value *stack, uint64_t arguments, uint64_t results);
 
-// Of that header and of torch/csrc/stable/c/shim.h.
+// Functions of that header and of torch/csrc/stable/c/shim.h.
 struct Torch {
   Error (*delete_tensor)(TensorHandle);
   Error (*data)(TensorHandle, void **);
@@ -42,7 +42,7 @@ struct Torch {
   Error (*new_library)(const char *name, const char *key, const char *file, uint32_t line,
                        LibraryHandle *);
   Error (*implement)(LibraryHandle, const char *name, Operator);
-  Error (*cuda_stream)(int32_t device_index, void **);  // NULL where torch has no CUDA
+  Error (*cuda_stream)(int32_t device_index, void **);  // NULL if torch has no CUDA
 };
 inline Torch torch;
 
@@ -74,12 +74,12 @@ struct Codes {
 };
 inline Codes codes;
 
-// torch has written to stderr why.
+// torch has written the reason to stderr.
 inline void require_torch(Error error, const char *what) {
   if (error != 0) throw std::runtime_error(std::string("nf4: torch failed to ") + what);
 }
 
-// Other dtypes than these have no lanes.
+// Dtypes other than these have no lanes.
 inline void set_dtype(dl_tensor &view, int32_t dtype) {
   const struct {
     int32_t number;

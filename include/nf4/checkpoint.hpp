@@ -1,18 +1,18 @@
-// Checkpoints for engines in C++17: the tensors of safetensors files, and descriptors for nf4.h of
-// those that are weights in 4 bits. A header alone, on POSIX, the standard library and nf4.h; it is
-// compiled into the program, and not a part of the ABI.
+// Checkpoints for engines in C++17: reads the tensors of safetensors files, and makes descriptors
+// of nf4.h for the 4-bit weights among them. It is header-only and needs POSIX, the standard
+// library and nf4.h. It is compiled into the program and is not part of the ABI.
 //
 //   const nf4::Checkpoint checkpoint("model/");
 //   const nf4_tensor weight = checkpoint.nf4_weight("model.layers.0.mlp.up_proj.weight");
 //
-// LIFETIMES  Pointers, those of descriptors too, are to mapped files (with FileAccess::kRead, to
-//            memory that the files were read into) or to copies that the Checkpoint has: of g_idx,
-//            and of what is not aligned in its file as nf4.h asks for, which packed bytes of NF4
-//            and FP4 always are. They are only to be read, and valid as long as the Checkpoint.
-//            Nobody may change mapped files meanwhile: what has been checked is not checked again,
-//            and reading what was cut off a file raises SIGBUS.
-// ERRORS     What is wrong is thrown as an nf4::Error that names the file, the tensor or both;
-//            std::bad_alloc where memory is short.
+// LIFETIMES  Pointers, also those in descriptors, point to mapped files (with FileAccess::kRead, to
+//            memory that the files were read into) or to copies that the Checkpoint owns. It copies
+//            g_idx and every part that its file does not align as nf4.h asks; packed bytes of NF4
+//            and FP4 need no alignment and are never copied. The memory is read-only, and valid as
+//            long as the Checkpoint. Nobody may change mapped files meanwhile: checks are not
+//            repeated, and reading a part that was cut off a file raises SIGBUS.
+// ERRORS     An nf4::Error says what is wrong and names the file, the tensor or both. If memory is
+//            short, std::bad_alloc is thrown.
 // THREADS    Const functions may be called from any number of threads at once.
 #ifndef NF4_CHECKPOINT_HPP
 #define NF4_CHECKPOINT_HPP
@@ -34,9 +34,9 @@ inline namespace NF4_INLINE_NAMESPACE {
 
 class Checkpoint {
  public:
-  // Opens a safetensors file, or those of a folder or of an index: CheckpointFiles says which.
-  // Throws where there is none, or one that cannot be read or breaks the format, for a tensor that
-  // is in two files or not in that of the index, and for a config.json that is no JSON object.
+  // Opens a safetensors file, or the files of a folder or of an index; see CheckpointFiles. Throws
+  // if there is none; if a file cannot be read or breaks the format; if a tensor is in two files,
+  // or is not in the file that the index names; and if config.json is not a JSON object.
   explicit Checkpoint(const std::string &path, FileAccess file_access = FileAccess::kMap)
       : path_(path) {
     const CheckpointFiles found(path);
@@ -47,7 +47,7 @@ class Checkpoint {
               ": ", each.name, " is not in ", file);
     }
     if (found.folder.empty()) return;
-    // The tools of GPTQ, AWQ, AutoRound and ModelOpt say in files of their own how they quantized.
+    // GPTQ, AWQ, AutoRound and ModelOpt tools describe the quantization in files of their own.
     for (const char *name : {"config.json", "quantize_config.json", "quant_config.json",
                              "quantization_config.json", "hf_quant_config.json"}) {
       const std::string file = found.folder + "/" + name;
@@ -61,22 +61,23 @@ class Checkpoint {
     }
   }
 
-  // config.json of the folder; throws where there is none.
+  // The config.json of the folder; throws if there is none.
   const Json &config() const {
     require(!config_.word.empty(), path_, "/config.json: cannot be read");
     return config_;
   }
-  // As they are stored, the parts of weights too, by name.
+  // All tensors by name, as they are stored, including the parts of weights.
   const std::map<std::string, StoredTensor> &tensors() const { return tensors_; }
   bool has(const std::string &name) const { return tensors_.count(name) != 0; }
-  // Here and below: throws where there is none, and where it has not the `shape`, if one is given.
+  // This and the functions below throw if there is no such tensor, or if it does not have the
+  // `shape`, if one is given.
   const StoredTensor &tensor(const std::string &name, const Shape &shape = {}) const {
     require(has(name), path_, " has no tensor ", name);
     const StoredTensor &found = tensors_.at(name);
     same_shape(found.name, found.shape, shape);
     return found;
   }
-  // The numbers of a tensor of F32, F16 or BF16, as a T that a float converts to.
+  // The numbers of an F32, F16 or BF16 tensor, as a T to which a float converts.
   template <class T = float>
   std::vector<T> dense(const std::string &name, const Shape &shape = {}) const {
     const StoredTensor &found = tensor(name, shape);
@@ -99,11 +100,12 @@ class Checkpoint {
     return values;
   }
 
-  // Is a weight in NF4 or FP4, as bitsandbytes and `nf4 quantize` store it? Names of weights end
-  // with ".weight".
+  // Tells whether this is a weight in NF4 or FP4, as bitsandbytes and `nf4 quantize` store it.
+  // Names of weights end with ".weight".
   bool is_nf4(const std::string &name) const { return has(name + kNf4) || has(name + kFp4); }
-  // Its descriptor: flat or nested, with a codebook where the file has another than the format's.
-  // All dimensions but the last are rows. Throws where parts contradict the quant_state.
+  // Returns its descriptor: flat or nested, with a codebook if the one in the file differs from the
+  // format's. All dimensions but the last count as rows. Throws if parts contradict the
+  // quant_state.
   nf4_tensor nf4_weight(const std::string &name, const Shape &shape = {}) const {
     const bool is_fp4 = has(name + kFp4);
     const StoredTensor &stored = tensor(name + (is_fp4 ? kFp4 : kNf4));
@@ -147,7 +149,7 @@ class Checkpoint {
     else
       weight.absmax = part<float>(name + ".absmax", "F32", sizes.absmax_bytes);
     const auto *codebook = part<float>(name + ".quant_map", "F32", 16 * 4);
-    // By value: bitsandbytes writes the zero of FP4's code 8 without its sign.
+    // The comparison is by value: bitsandbytes writes the zero of FP4's code 8 without its sign.
     if (!std::equal(codebook, codebook + 16, nf4_codebook(weight.format)))
       weight.codebook = codebook;
     if (!is_nested) return weight;
@@ -161,16 +163,16 @@ class Checkpoint {
     return weight;
   }
 
-  // Is a weight in integers of GPTQ, AWQ or compressed-tensors? Its tensors have ".qweight" or
-  // ".weight_packed" in place of ".weight".
+  // Tells whether this is a weight in integers of GPTQ, AWQ or compressed-tensors. Its tensors have
+  // ".qweight" or ".weight_packed" in place of ".weight".
   bool is_int4(const std::string &name) const {
     const std::string module = module_of(name);
     return !module.empty() && (has(module + ".qweight") || has(module + ".weight_packed"));
   }
-  // Returns its descriptor. quantization_config says the layout and the group sizes, wherever a
-  // folder has it: in config.json, in a config within that, in quantize_config.json and the like.
-  // If there is none, GPTQ, version 1, and AWQ are known by their shapes. g_idx is NULL where
-  // columns are in order. Throws where parts contradict one another, the layout or
+  // Returns its descriptor. quantization_config gives the layout and the group sizes, wherever a
+  // folder has it: in config.json, in a config within that, in quantize_config.json and similar
+  // files. If there is none, GPTQ version 1 and AWQ are recognised by their shapes. g_idx is NULL
+  // if columns are in order. Throws if parts contradict one another, the layout or
   // quantization_config.
   nf4_int4_tensor int4_weight(const std::string &name, const Shape &shape = {}) const {
     const std::string module = module_of(name);
@@ -223,7 +225,7 @@ class Checkpoint {
                        is_awq ? matrix(row_words, weight.cols) : matrix(weight.rows, col_words));
     weight.scales = part<uint16_t>(scales, "", sizes.scales_bytes);
     weight.zero_offset = is_gptq && !(has_config && int4_config().is_gptq_v2);
-    // Without zero points all are 8, which GPTQ always stores.
+    // Without zero points all of them are 8. GPTQ always stores zero points.
     const auto symmetric = has_config ? int4_config().symmetric : std::optional<bool>();
     const bool is_symmetric = symmetric.value_or(false), is_asymmetric = !symmetric.value_or(true);
     require(!is_compressed || !is_symmetric || !has(zeros), where,
@@ -235,9 +237,9 @@ class Checkpoint {
     if (has(g_idx)) weight.g_idx = groups_of(g_idx, weight.cols, groups);
     return weight;
   }
-  // The weight, with its columns sorted by group if it has g_idx: nf4_int4_reorder_cpu, which says
-  // what `threads` are, into memory of the Checkpoint, which each call takes anew. Products of it
-  // are faster.
+  // Returns the weight with its columns sorted by group, if it has g_idx; its products are faster.
+  // It calls nf4_int4_reorder_cpu, which explains `threads`. Each call allocates new memory, which
+  // the Checkpoint owns.
   nf4_int4_tensor sorted(const nf4_int4_tensor &weight, int32_t threads = 0) const {
     if (!weight.g_idx) return weight;
     nf4_int4_tensor to = weight;
@@ -248,7 +250,8 @@ class Checkpoint {
     to.permutation = reinterpret_cast<int32_t *>(order.data());
     check(nf4_int4_reorder_cpu(&weight, &to, threads));
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto *each : {&packed, &order}) sorted_.push_back(std::move(*each));  // as it stays
+    // Moved to where it stays.
+    for (auto *each : {&packed, &order}) sorted_.push_back(std::move(*each));
     return to;
   }
 
@@ -262,7 +265,7 @@ class Checkpoint {
       require(false, twice.name, " is in two files, also in ", tensors_.at(name).name);
     files_.push_back(std::move(file));
   }
-  // What is before ".weight"; "" for another name.
+  // The part before ".weight"; "" for another name.
   static std::string module_of(const std::string &name) {
     const size_t end = name.rfind('.');
     return end != name.npos && name.substr(end) == ".weight" ? name.substr(0, end) : "";
@@ -271,7 +274,7 @@ class Checkpoint {
     require(expected.empty() || found == expected, name, " has the shape ", text(found),
             "; expected ", text(expected));
   }
-  // What quantization_config says, read once.
+  // The contents of quantization_config, read once.
   const Int4Config &int4_config() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!int4_config_) int4_config_.emplace(places_);
@@ -288,7 +291,7 @@ class Checkpoint {
     }
     return groups == 1 ? -1 : static_cast<int32_t>(std::min<int64_t>(size, INT32_MAX));
   }
-  // Of compressed-tensors, whose last word of a row need not be full.
+  // Reads the shape that compressed-tensors stores, since the last word of a row need not be full.
   void read_shape(const std::string &name, nf4_int4_tensor &weight) const {
     const StoredTensor &found = tensor(name, {2});
     require(found.dtype == "I64" || found.dtype == "I32", found.name, " is ", found.dtype,
@@ -301,7 +304,7 @@ class Checkpoint {
     weight.rows = sizes[0];
     weight.cols = sizes[1];
   }
-  // That all zero points are 8, where quantization_config says so.
+  // Checks that all zero points are 8 if quantization_config says so.
   void check_symmetric(const std::string &name, const nf4_int4_tensor &weight,
                        int64_t row_words) const {
     const StoredTensor &stored = tensor(name);
@@ -315,7 +318,7 @@ class Checkpoint {
               weight.layout == NF4_INT4_GPTQ ? "; or checkpoint_format is wrong" : "");
     }
   }
-  // A part of a weight: where it is mapped, or a copy where that is not aligned as a T.
+  // Returns a part of a weight in the mapped file, or a copy if it is not aligned for a T.
   template <class T>
   T *part(const std::string &name, const std::string &dtype, int64_t bytes,
           const Shape &shape = {}) const {
@@ -327,7 +330,7 @@ class Checkpoint {
     if (!is_aligned) return keep<T>(name, found.data, static_cast<size_t>(bytes) / sizeof(T));
     return reinterpret_cast<T *>(const_cast<uint8_t *>(found.data));
   }
-  // g_idx, checked, since nf4.h does not, as a copy; NULL where columns are in order.
+  // Returns g_idx as a checked copy, since nf4.h does not check it; NULL if columns are in order.
   const int32_t *groups_of(const std::string &name, int64_t cols, int64_t groups) const {
     const StoredTensor &stored = tensor(name, {cols});
     require(stored.dtype == "I32", stored.name, " is ", stored.dtype, "; expected I32");
@@ -346,7 +349,7 @@ class Checkpoint {
     require(same == groups, stored.name, ": groups are not of one size");
     return in_order ? nullptr : keep<int32_t>(name, found.data(), found.size());
   }
-  // A copy for as long as the Checkpoint; the same for the same name.
+  // Keeps a copy for as long as the Checkpoint exists; the same name returns the same copy.
   template <class T>
   T *keep(const std::string &name, const void *data, size_t count) const {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -360,7 +363,7 @@ class Checkpoint {
 
   std::string path_;
   Json config_;
-  std::vector<Json> places_;  // that say how it is quantized
+  std::vector<Json> places_;  // configs that describe the quantization
   std::vector<SafetensorsFile> files_;
   std::map<std::string, StoredTensor> tensors_;
   mutable std::mutex mutex_;

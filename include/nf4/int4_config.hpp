@@ -1,6 +1,6 @@
-// Reads quantization_config of GPTQ, AWQ and compressed-tensors: what config.json and the files
-// beside it say of weights in integers, for checkpoint.hpp. A header alone, in C++17. ERRORS as in
-// json.hpp.
+// Reads the quantization_config of GPTQ, AWQ and compressed-tensors, which describes integer
+// weights in config.json and in the files beside it. checkpoint.hpp uses it. Header-only, C++17.
+// ERRORS are as in json.hpp.
 #ifndef NF4_INT4_CONFIG_HPP
 #define NF4_INT4_CONFIG_HPP
 
@@ -13,18 +13,21 @@ inline namespace NF4_INLINE_NAMESPACE {
 struct Int4Config {
   nf4_int4_layout layout;
   bool is_gptq_v2 = false;
-  // That weights may have, the usual one first; -1: the whole row. Empty: not said.
+  // The group sizes that weights may have, the usual one first; -1 means the whole row. Empty if
+  // the config does not say.
   std::vector<int64_t> group_sizes;
-  // Whether all zero points are 8; nothing: not said, or not the same for all.
+  // Whether all zero points are 8. Empty if the config does not say, or if it depends on the
+  // weight.
   std::optional<bool> symmetric;
 
-  // Throws for what is not read: other than 4 bits, other formats, and what has another type.
+  // Throws for everything that is not supported: widths other than 4 bits, other formats, and
+  // values of another type.
   explicit Int4Config(const Json &json) : layout(layout_of(json)) {
     if (layout == NF4_INT4_GPTQ) gptq(json);
     if (layout == NF4_INT4_AWQ) awq(json);
     if (layout == NF4_INT4_COMPRESSED_TENSORS) compressed(json);
   }
-  // Reads all `places` that say it; throws where two disagree, too.
+  // Reads all `places` that describe the quantization; throws if two of them disagree.
   explicit Int4Config(const std::vector<Json> &places) : Int4Config(places.at(0)) {
     for (size_t i = 1; i < places.size(); ++i) {
       const Int4Config other(places[i]);
@@ -40,8 +43,8 @@ struct Int4Config {
       if (!symmetric) symmetric = other.symmetric;
     }
   }
-  // Adds what a config.json says, at its top and in the configs of a model's parts, such as
-  // text_config. What is null or empty says nothing.
+  // Adds the descriptions in a config.json, at its top level and in the configs of a model's parts,
+  // such as text_config. A null or empty description is ignored.
   static void add_places(const Json &config, std::vector<Json> &places) {
     for (Json each : config.members) {
       const bool is_empty = each.word == "null" || (each.word == "{}" && each.members.empty());
@@ -57,7 +60,7 @@ struct Int4Config {
 
   static nf4_int4_layout layout_of(const Json &json) {
     require(json.word == "{}", json.name, " is no object");
-    // Older ones, and those in files of their own, need not say whose they are.
+    // Older configs, and those in files of their own, may lack the method.
     std::optional<std::string> method;
     for (const char *key : {"checkpoint_format", "desc_act", "sym"})
       if (json.has(key)) method = "gptq";
@@ -80,7 +83,8 @@ struct Int4Config {
     add_size(json, "group_size");
     std::vector<Flag> symmetric_of{flag(json, "sym")};
     flag(json, "desc_act");
-    // GPTQModel's exceptions: a pattern of modules, and what differs. "-:" leaves them dense.
+    // GPTQModel's exceptions: a pattern of modules, and the settings that differ. "-:" leaves them
+    // dense.
     for (const Json &each : object(json, "dynamic").members) {
       const Json other = named(json, "dynamic " + each.name, each);
       if (each.name.rfind("-:", 0) == 0) continue;
@@ -123,7 +127,7 @@ struct Int4Config {
     symmetric = same(symmetric_of);
     names(json, "ignore");
   }
-  // The group size of compressed-tensors.
+  // Adds the group size of compressed-tensors.
   void add_strategy(const Json &weights) {
     const size_t before = group_sizes.size();
     add_size(weights, "group_size");
@@ -141,16 +145,16 @@ struct Int4Config {
     require(value.word == "{}", value.name, " is no object");
     return value;
   }
-  // Empty where there is none.
+  // Returns an empty object if there is none.
   static Json object(const Json &json, const char *key) {
     return json.has(key) ? named(json, key, *json.find(key)) : Json();
   }
-  // Is it there, and null? To Python that is not as if it were not there.
+  // Tells whether the key exists with the value null. Python distinguishes that from a missing key.
   static bool is_null(const Json &json, const char *key) {
     return std::any_of(json.members.begin(), json.members.end(),
                        [key](const Json &each) { return each.name == key && each.word == "null"; });
   }
-  // As Python takes it.
+  // Tells whether Python would take the value as true.
   static bool is_true(const Json &json, const char *key) {
     const Json *found = json.find(key);
     if (!found || found->word == "false" || found->word == "\"\"") return false;
@@ -183,8 +187,8 @@ struct Int4Config {
                        std::all_of(found->members.begin(), found->members.end(), is_string)),
             json.name, ": ", key, " is no list of names");
   }
-  // Returns the value under two keys, in small letters, which is one of `choices`, else their
-  // first. Throws where the two differ.
+  // Returns the value under either of two keys, in lower case. It must be one of `choices`; without
+  // a value the result is the first of them. Throws if the two keys disagree.
   static std::string lower(const Json &json, const std::vector<const char *> &keys,
                            const std::vector<std::string> &choices) {
     std::string said;

@@ -1,5 +1,5 @@
-// The JSON of checkpoints, for checkpoint.hpp and for an engine's own configuration: a header
-// alone, in C++17, on the standard library. ERRORS: an nf4::Error, or std::bad_alloc.
+// A JSON reader for checkpoint.hpp and for an engine's own configuration. Header-only, C++17, on
+// the standard library. ERRORS: an nf4::Error, or std::bad_alloc.
 #ifndef NF4_JSON_HPP
 #define NF4_JSON_HPP
 
@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-// These headers are compiled into programs, each version in a namespace of its own, nf4::v0_1_0, so
-// that libraries built with different ones can be in one program.
+// These headers are compiled into programs. Each version has a namespace of its own, nf4::v0_1_0,
+// so that libraries built with different versions can be in one program.
 #define NF4_JOIN_VERSION(major, minor, patch) v##major##_##minor##_##patch
 #define NF4_NAMESPACE_OF(major, minor, patch) NF4_JOIN_VERSION(major, minor, patch)
 #define NF4_INLINE_NAMESPACE \
@@ -35,7 +35,8 @@ namespace detail {
 
 constexpr uint32_t kNoPoint = UINT32_MAX;
 
-// Takes a code point off UTF-8 that is not empty; kNoPoint, and a byte, where there is none.
+// Removes the first code point from UTF-8 that is not empty. If it is not valid, removes one byte
+// and returns kNoPoint.
 inline uint32_t next_point(std::string_view &text) {
   const auto byte = [&text](size_t i) { return static_cast<unsigned char>(text[i]); };
   const uint32_t first = byte(0);
@@ -51,8 +52,8 @@ inline uint32_t next_point(std::string_view &text) {
 
 }  // namespace detail
 
-// Returns UTF-8 for a message, with control characters, marks that turn the direction of text, and
-// bytes that are no UTF-8 as escapes, since a name in a file must not control a terminal.
+// Returns UTF-8 for a message. A name in a file must not control a terminal, so control characters,
+// marks that change the direction of text, and invalid bytes become escapes.
 inline std::string printable(std::string_view text) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string found;
@@ -73,7 +74,7 @@ inline std::string printable(std::string_view text) {
   return found;
 }
 
-// Throws an Error whose text is that of the parts, as printable() has it, if not `good`.
+// Throws an Error if not `good`. Its text consists of the parts, each made printable().
 template <class... Parts>
 void require(bool good, const Parts &...parts) {
   if (good) return;
@@ -82,7 +83,7 @@ void require(bool good, const Parts &...parts) {
   throw Error(printable(text.str()));
 }
 
-// Of a tensor.
+// The shape of a tensor.
 using Shape = std::vector<int64_t>;
 
 inline std::string text(const Shape &shape) {
@@ -91,19 +92,19 @@ inline std::string text(const Shape &shape) {
   return "[" + text + "]";
 }
 
-// A value of JSON. What is in it goes by its path, such as "rope_scaling/factor" or "shape/0"; null
-// is as nothing. Where there is nothing, functions return `otherwise` if that is given, and throw
-// as they do where there is something else.
+// A value of JSON. Members are found by a path, such as "rope_scaling/factor" or "shape/0"; null
+// counts as missing. If the value is missing, functions return `otherwise` if it is given, and
+// throw if not; they also throw if the value has another type.
 struct Json {
-  std::string name;           // in errors; of what is in an object, its key
+  std::string name;           // for errors; for a member of an object, its key
   std::string word;           // "{}" of an object, "[]" of an array; a string with its quotes and
                               // without its escapes, and what else there is as it is written
-  std::vector<Json> members;  // of an object in the order of their keys
+  std::vector<Json> members;  // members of an object are in the order of their keys
 
   Json() = default;
-  // Throws for what is no JSON in UTF-8, for a key that is there twice, and beyond 64 levels or a
-  // million values. `has_nan`: NaN, Infinity and -Infinity, which Python writes, are words, too,
-  // though no numbers.
+  // Throws for text that is not JSON in UTF-8, for a repeated key, and beyond 64 levels or a
+  // million values. With `has_nan`, the words NaN, Infinity and -Infinity, which Python writes, are
+  // accepted, too, though not as numbers.
   Json(std::string title, std::string_view rest, bool has_nan = false) : name(std::move(title)) {
     for (std::string_view text = rest; !text.empty();)
       require(detail::next_point(text) != detail::kNoPoint, name, ": not UTF-8");
@@ -113,7 +114,7 @@ struct Json {
     expect(rest.empty(), rest);
   }
 
-  // NULL where there is nothing.
+  // Returns NULL if the value is missing.
   const Json *find(std::string_view path) const {
     const Json *found = this;
     while (found && !path.empty()) {
@@ -130,14 +131,14 @@ struct Json {
       return found[0] == '"';
     });
   }
-  // A text that is one of `choices`.
+  // Returns a string that is one of `choices`.
   std::string choice(const std::string &path, const std::vector<std::string> &choices,
                      std::optional<std::string> otherwise = {}) const {
     const std::string found = text(path, std::move(otherwise));
     require_choice(path, found, choices);
     return found;
   }
-  // Throws where `found`, what is there, is none of `choices`.
+  // Throws if `found`, the value at `path`, is none of `choices`.
   void require_choice(const std::string &path, const std::string &found,
                       const std::vector<std::string> &choices) const {
     std::string all;
@@ -152,7 +153,7 @@ struct Json {
       return (digits >> value) && digits.eof() && found.find('x') == found.npos;
     });
   }
-  // A whole number, 0 to `largest`.
+  // Returns a whole number from 0 to `largest`.
   int64_t size(const std::string &path, std::optional<int64_t> otherwise = {},
                int64_t largest = INT64_MAX) const {
     return read(path, otherwise, [largest](const std::string &found, int64_t &value) {
@@ -161,7 +162,7 @@ struct Json {
       return error == std::errc() && stop == end && 0 <= value && value <= largest;
     });
   }
-  // An array of those.
+  // Returns an array of such numbers.
   Shape sizes(const std::string &path) const {
     const Json *array = find(path);
     require(array && array->word == "[]", name, ": ", path, " is no array");
@@ -214,7 +215,7 @@ struct Json {
     rest.remove_prefix(1);
     return c;
   }
-  // The rest of a string.
+  // Scans the rest of a string.
   std::string scan_string(std::string_view rest_of, std::string_view &rest) const {
     std::string found = "\"";
     for (char c; (c = next(rest)) != '"';) {
@@ -233,7 +234,7 @@ struct Json {
     }
     return found + '"';
   }
-  // The 4 hexadecimal digits after \u, and another such escape where they are half of a pair.
+  // Scans the 4 hexadecimal digits after \u, and a second such escape if they are half of a pair.
   uint32_t code_point(std::string_view &rest) const {
     const auto digits = [&] {
       uint32_t value = 0;

@@ -1,8 +1,8 @@
-// Linear layers of a checkpoint in the memory of an engine, whatever their weights are: NF4, FP4,
-// integers or dense. A header alone, in C++17. ERRORS as in checkpoint.hpp.
+// Loads the linear layers of a checkpoint into the memory of an engine, whatever their weights are:
+// NF4, FP4, integers or dense. Header-only, C++17. ERRORS are as in checkpoint.hpp.
 //
-// LIFETIMES  A Loader needs its Checkpoint, and what it loads in place does, too. Linears keep the
-//            pointers that they are given.
+// LIFETIMES  A Loader needs its Checkpoint, and so does everything that it loads in place. Linears
+//            keep the pointers that they are given.
 // THREADS    A Loader is for one thread at a time.
 #ifndef NF4_LINEARS_HPP
 #define NF4_LINEARS_HPP
@@ -19,7 +19,7 @@
 namespace nf4 {
 inline namespace NF4_INLINE_NAMESPACE {
 
-// Layers of one x, such as q, k and v. Their outputs lie side by side in a row of y.
+// Layers that share one x, such as q, k and v. Their outputs lie side by side in a row of y.
 template <class T>
 struct Linears {
   // y = x W^T + bias for a dense weight [rows, cols], row-major. cols is args.x_stride.
@@ -28,18 +28,18 @@ struct Linears {
     int64_t rows;
     nf4_matmul_args args;
   };
-  Products products;         // of weights in 4 bits
-  std::vector<Dense> dense;  // to be computed by the engine
+  Products products;         // with 4-bit weights
+  std::vector<Dense> dense;  // the engine computes these
 
-  // The number of rows of x and y.
+  // Sets the number of rows of x and y.
   void set_rows(int64_t m) {
     products.set_rows(m);
     for (Dense &each : dense) each.args.m = m;
   }
 };
 
-// The dtype of T, a float or an engine's class of 2 bytes that a float converts to, by the bits of
-// its 1. Throws for what is neither fp32, fp16 nor bf16.
+// The dtype of T, which is float or an engine's 2-byte class to which a float converts; the bits of
+// T(1) tell which. Throws if T is neither fp32, fp16 nor bf16.
 template <class T>
 nf4_dtype dtype_of() {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4, "fp32, fp16 and bf16 have 4 or 2 bytes");
@@ -54,32 +54,34 @@ nf4_dtype dtype_of() {
   return bits == fp32 ? NF4_DTYPE_FP32 : bits == fp16 ? NF4_DTYPE_FP16 : NF4_DTYPE_BF16;
 }
 
-// Loads what an engine needs, with T, as dtype_of takes it, for x, y, biases and dense weights.
+// Loads the layers that an engine needs. T, a type that dtype_of accepts, is the type of x, y,
+// biases and dense weights.
 template <class T>
 class Loader {
  public:
-  // Where a copy of these bytes is that stays; `name` is for errors.
+  // Copies bytes and returns the address of the copy, which must stay valid; `name` is for errors.
   using Copy = std::function<void *(const void *data, size_t bytes, const std::string &name)>;
 
-  // in_place: weights in 4 bits stay where the Checkpoint has them, most in the mapped files, as on
-  // a CPU; else `copy` moves their parts.
+  // in_place: 4-bit weights stay where the Checkpoint has them, mostly in the mapped files, as on a
+  // CPU; otherwise `copy` moves their parts.
   Loader(const Checkpoint &checkpoint, bool in_place, Copy copy)
       : checkpoint_(checkpoint), in_place_(in_place), copy_(std::move(copy)) {}
-  Loader(const Checkpoint &&, bool, Copy) = delete;  // it would be gone
+  Loader(const Checkpoint &&, bool, Copy) = delete;  // a temporary Checkpoint would be gone
 
-  // A copy of numbers; `name` is for errors.
+  // Copies numbers; `name` is for errors.
   template <class U>
   U *copy(const std::vector<U> &numbers, const std::string &name) const {
     return static_cast<U *>(copy_(numbers.data(), numbers.size() * sizeof(U), name));
   }
-  // A dense tensor as T; the same memory for the same name. Throws where it has not the shape.
+  // Returns a dense tensor as T, in the same memory for the same name. Throws if its shape differs.
   const T *dense(const std::string &name, const Shape &shape) {
     checkpoint_.tensor(name, shape);
     const T *&memory = dense_[name];
     return memory ? memory : memory = copy(checkpoint_.dense<T>(name, shape), name);
   }
-  // Layers, each by its name after `prefix`, before ".weight", with its number of rows; x has
-  // `cols` columns. Integers with act order are sorted. Throws what Checkpoint does.
+  // Loads layers. Each is given by the part of its name between `prefix` and ".weight", and by its
+  // number of rows; x has `cols` columns. Integers with act order are sorted. Throws what
+  // Checkpoint throws.
   Linears<T> linears(const std::string &prefix,
                      const std::vector<std::pair<const char *, int64_t>> &layers, bool has_bias,
                      const T *x, int64_t cols, T *y) {

@@ -1,5 +1,5 @@
-// config.json of models of LLaMA's shape, as transformers 4 and 5 write it. A header alone, in
-// C++17.
+// Reads the config.json of models of the LLaMA architecture, as transformers 4 and 5 write it.
+// Header-only, C++17.
 #ifndef NF4_LLAMA_CONFIG_HPP
 #define NF4_LLAMA_CONFIG_HPP
 
@@ -17,17 +17,18 @@ inline namespace NF4_INLINE_NAMESPACE {
 struct LlamaConfig {
   int vocabulary, layers, hidden, intermediate, heads, kv_heads;
   int head_dim;   // even
-  int positions;  // the most that a sequence has
+  int positions;  // the maximum length of a sequence
   float norm_eps;
-  bool tied;  // the head is the embedding
+  bool tied;  // the output head is the embedding
   bool attention_bias, mlp_bias;
 
-  // Throws for what is missing or is no size that an engine has: from 1 to 2^24 - 1; widths
-  // (hidden, intermediate and heads * head_dim) up to 2^20, so that an int counts the numbers of
-  // 1024 rows; head_dim up to 4096. hidden, intermediate and head_dim are multiples of `multiple`,
-  // an even number, as of a kernel that loads so many numbers together, and heads those of
-  // kv_heads. Throws for another model_type, hidden_act or rope_type than what is computed: llama;
-  // silu; default and llama3; and for numbers of which RoPE or a norm cannot be computed.
+  // Throws if a value is missing or not supported. Sizes are from 1 to 2^24 - 1; widths (hidden,
+  // intermediate and heads * head_dim) are at most 2^20, so that an int counts the numbers of 1024
+  // rows; head_dim is at most 4096. hidden, intermediate and head_dim must be multiples of
+  // `multiple`, an even number, such as the count of numbers that a kernel loads together; heads
+  // must be a multiple of kv_heads. The supported model_type is llama, the hidden_act silu, and the
+  // rope_type default or llama3. Throws, too, for numbers from which RoPE or a norm cannot be
+  // computed.
   explicit LlamaConfig(const Json &json, int multiple = 2) {
     json.choice("model_type", {"llama"}, "llama");
     json.choice("hidden_act", {"silu"}, "silu");
@@ -58,8 +59,8 @@ struct LlamaConfig {
     rope_frequencies(json);
   }
 
-  // Of RoPE, the angle from one position to the next, [head_dim / 2]: for column i of a head and
-  // column i + head_dim / 2. `json` is the same.
+  // Returns the angles of RoPE from one position to the next, [head_dim / 2]; entry i is for
+  // columns i and i + head_dim / 2 of a head. `json` must be the constructor's.
   std::vector<float> rope_frequencies(const Json &json) const {
     const std::string rope = rope_of(json);
     const auto positive = [&json](const std::string &key, std::optional<double> otherwise = {}) {
@@ -70,7 +71,7 @@ struct LlamaConfig {
     const bool is_llama3 = rope_type(json) == "llama3";
     const double theta =
         positive(json.has(rope + "rope_theta") ? rope + "rope_theta" : "rope_theta", 10000);
-    // It may be beside or in it.
+    // It may be beside the RoPE parameters or among them.
     for (const std::string &in : {std::string(), rope})
       require(json.number(in + "partial_rotary_factor", 1) == 1, json.name, ": ", in,
               "partial_rotary_factor is not 1");
@@ -87,7 +88,7 @@ struct LlamaConfig {
     for (int pair = 0; pair < head_dim / 2; ++pair) {
       double frequency = std::pow(theta, -2.0 * pair / head_dim);
       if (is_llama3) {
-        // Long wavelengths are stretched, short ones are not, those between are interpolated.
+        // Long wavelengths are stretched, short ones are not, and those between are interpolated.
         const double turns = before * frequency / (2 * M_PI),
                      kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
         frequency *= kept + (1 - kept) / factor;
@@ -99,8 +100,8 @@ struct LlamaConfig {
   }
 
  private:
-  // transformers 5 has rope_parameters; before, rope_theta stood beside rope_scaling, which it
-  // still takes first, unless that is empty.
+  // transformers 5 writes rope_parameters. Earlier versions wrote rope_theta beside rope_scaling;
+  // transformers 5 still takes rope_scaling first, unless it is empty.
   static std::string rope_of(const Json &json) {
     const Json *scaling = json.find("rope_scaling"), *parameters = json.find("rope_parameters");
     for (const Json *each : {scaling, parameters})

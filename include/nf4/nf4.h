@@ -1,24 +1,24 @@
-/* libnf4: 4-bit weights on the GPU and the CPU: NormalFloat (NF4) and FP4, as bitsandbytes
- * stores them, and integers, as GPTQ, AWQ and compressed-tensors do.
+/* libnf4: 4-bit weights on the GPU and the CPU. The formats are NormalFloat (NF4) and FP4 as
+ * bitsandbytes stores them, and integers as GPTQ, AWQ and compressed-tensors store them.
  *
- * This header is the whole interface and its manual. It needs nothing but
- * <stddef.h> and <stdint.h>, and compiles as C99 and as C++11.
+ * This header is the whole interface and its manual. It includes only <stddef.h> and
+ * <stdint.h>, and compiles as C99 and as C++11.
  *
  * THE DATA
- *   A weight of rows x cols (N x K) elements, in row-major order, is divided into
- *   blocks of `blocksize` elements; blocks do not end with rows, and the last one may
- *   be shorter. An element is a 4-bit code, which selects an entry of a codebook of 16
+ *   A weight has rows x cols (N x K) elements in row-major order, divided into blocks of
+ *   `blocksize` elements. A block may continue in the next row, and the last block may be
+ *   shorter. An element is a 4-bit code, which selects an entry of a codebook of 16
  *   floats, times the scale (absmax) of its block. The bytes are those that
  *   bitsandbytes stores, for n = rows * cols elements:
  *     packed          uint8 [ceil(n / 2)]; element 2i is the HIGH nibble of byte
- *                     i, element 2i + 1 the LOW nibble; an odd n leaves the last
- *                     low nibble unused (quantize writes 0 there).
+ *                     i, element 2i + 1 the LOW nibble; if n is odd, the last low
+ *                     nibble is unused (quantize writes 0 there).
  *     absmax          flat: float [nb], nb = ceil(n / blocksize).
  *                     nested (double quantization): uint8 [nb], which select entries
  *                     of nested_code.
  *     nested_absmax   float [ceil(nb / nested_blocksize)]
  *     nested_code     float [256], ascending; bitsandbytes' is nf4_scale_code()
- *     nested_offset   float [1], in the same memory as the rest
+ *     nested_offset   float [1], in the same memory as the other parts
  *
  * THE ARITHMETIC
  *   scale = RN(RN(nested_code[q] * nested_absmax[b / nested_blocksize])
@@ -26,21 +26,21 @@
  *   value = RN_dtype(RN(codebook[code] * scale))
  *   RN rounds to nearest even in IEEE 754 binary32; multiply and add are never
  *   fused. Dequantize is therefore bit-equal to bitsandbytes' CUDA kernels, signed
- *   zeros included; a NaN stays a NaN of unspecified payload. Scales are used as they
- *   are, whether NaN, infinite, negative or subnormal.
+ *   zeros included; a NaN stays a NaN, with an unspecified payload. Scales are used
+ *   unchanged, whether NaN, infinite, negative or subnormal.
  *
  * WHICH MEMORY
- *   nf4_*_launch take device pointers and enqueue on `stream`; nf4_*_cpu take
+ *   nf4_*_launch take device pointers and enqueue work on `stream`; nf4_*_cpu take
  *   host pointers and return when the work is done. The library never keeps a
  *   pointer: the caller owns all memory and keeps it alive until the work on the
  *   stream has finished.
- *   A launch does not synchronise, allocate (but 512 bytes for the text of a thread's
- *   first failure), print, throw or exit, leaves the
- *   current device as it was, and can be captured in a CUDA graph. Workspace memory
- *   comes from the caller. Two costs are CUDA's own: the first use of a kernel in a
- *   process loads it (nf4_device_info does that beforehand), and where the memory is
- *   of another device than the current one, a launch makes that one current for its
- *   duration, which may initialise either.
+ *   A launch does not synchronise, print, throw or exit. It allocates nothing, except
+ *   512 bytes for the text of a thread's first failure. It leaves the current device
+ *   unchanged and can be captured in a CUDA graph. Workspace memory comes from the
+ *   caller. CUDA itself adds two costs. The first use of a kernel in a process loads it;
+ *   nf4_device_info does that in advance. If the memory belongs to a device other than
+ *   the current one, a launch makes that device current for its duration, which may
+ *   initialise either device.
  *   A launch waits for all earlier work on the stream. On compute capability 9.0 and
  *   later it supports programmatic dependent launch: a kernel that was itself launched
  *   with programmatic stream serialization may start early, and must wait
@@ -49,38 +49,42 @@
  *
  * ERRORS
  *   Every function that can fail returns nf4_status. If it is not NF4_STATUS_OK,
- *   nothing was enqueued and no output byte was written, with two exceptions: after
- *   NF4_STATUS_CUDA_ERROR from nf4_quantize_launch, nf4_int4_reorder_launch, a
- *   matmul_batch_launch, a launch with a lora, a launch of experts with x_index
- *   (nf4_*matmul_grouped*_launch), or nf4_int4_matmul_launch of a weight with a
- *   permutation, which enqueue several kernels, the outputs are unspecified;
- *   nf4_device_info fills in what it knows in any case.
- *   nf4_last_error() names the argument and the value. nf4_*_cpu need no memory of their
- *   own; where there is none, only the text of nf4_last_error() is lost. dlclose() does not
- *   unload the library. nf4_*_launch and nf4_device_info call the CUDA runtime, which
- *   allocates host memory for each thread that first uses it, where the C library may abort
- *   the process if there is none.
+ *   nothing was enqueued and no output byte was written, with two exceptions:
+ *     - Launches that enqueue several kernels leave the outputs unspecified after
+ *       NF4_STATUS_CUDA_ERROR. They are nf4_quantize_launch, nf4_int4_reorder_launch,
+ *       every nf4_*matmul_batch_launch, every launch with a lora, every launch of experts
+ *       with x_index (nf4_*matmul_grouped*_launch), and nf4_int4_matmul_launch of a
+ *       weight with a permutation.
+ *     - nf4_device_info always fills in what it knows.
+ *   nf4_last_error() names the argument and the value. nf4_*_cpu do not depend on memory
+ *   of their own: if an allocation fails, only the text of nf4_last_error() is lost.
+ *   dlclose() does not unload the library. nf4_*_launch and nf4_device_info call the CUDA
+ *   runtime, which allocates host memory for each thread that first uses it; if there is
+ *   none, the C library may abort the process.
  *
  * THREADS
  *   Every function may be called from any number of threads at once, on outputs
- *   that do not overlap. nf4_*_cpu use up to 192 KiB of the calling thread's stack. The
- *   threads that they start have stacks of the default size, or 256 KiB if that is more,
- *   the nice value and scheduling policy of the thread whose call started them, and block
- *   all signals but those of faults (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP); where the
- *   system refuses one, the others do its work. One fewer than there are processors, but
- *   one at least, are kept: without work they spin for a millisecond, yielding to others,
- *   then sleep. Those beyond end with their call. A child of fork() starts its own. A thread
- *   that is cancelled (pthread_cancel) acts on it after such a call.
+ *   that do not overlap. nf4_*_cpu use up to 192 KiB of the calling thread's stack. They
+ *   start worker threads. A worker's stack has the default size, or 256 KiB if that is
+ *   more. A worker has the nice value and scheduling policy of the thread whose call
+ *   started it, and blocks all signals except those of faults (SIGSEGV, SIGBUS, SIGFPE,
+ *   SIGILL, SIGTRAP). If the system refuses to start a worker, the other threads do its
+ *   work. The library keeps one worker fewer than there are processors, and at least one.
+ *   An idle worker spins for a millisecond, yielding to other threads, and then sleeps.
+ *   Workers beyond that number end with their call. A child of fork() starts its own
+ *   workers. If a thread is cancelled (pthread_cancel) during such a call, the cancellation
+ *   takes effect after the call.
  *
  * ALIGNMENT
- *   packed of an nf4_tensor and uint8 absmax: none. Everything else: that of its element type.
- *   16-byte aligned outputs and 4-byte aligned packed are fastest.
+ *   packed of an nf4_tensor and uint8 absmax need no alignment. Everything else needs the
+ *   alignment of its element type. 16-byte aligned outputs and 4-byte aligned packed are
+ *   fastest.
  *
  * STABILITY
  *   Within the SONAME libnf4.so.0 nothing that worked stops working: functions and values of
- *   constants stay, struct fields are only ever appended, and struct_size says which of them
- *   the caller has. A program runs on the library of its header's version and on any later
- *   one of the same major version (docs/abi.md).
+ *   constants stay, struct fields are only ever appended, and struct_size tells the library
+ *   which fields the caller has. A program runs on the library of its header's version and on
+ *   any later one of the same major version (docs/abi.md).
  */
 #ifndef NF4_NF4_H
 #define NF4_NF4_H
@@ -114,34 +118,34 @@ typedef int32_t nf4_status;
 #define NF4_STATUS_NO_DEVICE 3
 /* There is a GPU, but this build has no kernel for it. */
 #define NF4_STATUS_UNSUPPORTED_DEVICE 4
-/* The CUDA runtime returned an error, possibly of an earlier launch; it is not
+/* The CUDA runtime returned an error, possibly from an earlier launch. The error is not
  * cleared. */
 #define NF4_STATUS_CUDA_ERROR 5
 
 /* The name of a status, such as "NF4_STATUS_OK"; never NULL. */
 NF4_API const char *nf4_status_string(nf4_status status);
 
-/* What was wrong in the last call that failed on this thread: the argument and its
- * value. Empty before any failure; never NULL. Valid until the next failure on the
- * same thread. */
+/* Describes the last call that failed on this thread: the argument and its value. The text
+ * is empty before any failure, never NULL, and valid until the next failure on the same
+ * thread. */
 NF4_API const char *nf4_last_error(void);
 
 /* ---- Version and build -------------------------------------------------- */
 
-/* major * 10000 + minor * 100 + patch of the library that is loaded. */
+/* major * 10000 + minor * 100 + patch of the loaded library. */
 NF4_API int32_t nf4_version(void);
 
 /* The same as text, such as "0.1.0". */
 NF4_API const char *nf4_version_string(void);
 
-/* How the library was built: lines of "key: value" (compiler, cuda, cuda_archs,
- * cpu_variants), for reports. */
+/* How the library was built, for reports: lines of "key: value" (compiler, cuda,
+ * cuda_archs, cpu_variants). */
 NF4_API const char *nf4_build_info(void);
 
 /* ---- Types -------------------------------------------------------------- */
 
 /* The 4-bit format. It selects the codebook if nf4_tensor.codebook is NULL. The values
- * are those of bitsandbytes' C library. */
+ * are the same as in bitsandbytes' C library. */
 typedef int32_t nf4_format;
 #define NF4_FORMAT_FP4 1
 #define NF4_FORMAT_NF4 2
@@ -152,9 +156,9 @@ typedef int32_t nf4_dtype;
 #define NF4_DTYPE_FP16 2
 #define NF4_DTYPE_BF16 3
 
-/* cudaStream_t (and CUstream) without their headers, of the device that has the
- * memory. NULL is the legacy default stream of that device, or of the current one if
- * all memory is managed or the host's. */
+/* cudaStream_t (and CUstream) without their headers. The stream belongs to the device that
+ * has the memory. NULL is the legacy default stream of that device, or of the current device
+ * if all memory is managed memory or host memory. */
 typedef struct CUstream_st *nf4_stream;
 
 /* A quantized weight. It borrows all pointers and owns nothing. Dequantize and
@@ -187,13 +191,13 @@ typedef struct nf4_sizes {
 
 /* ---- Tables (host memory, static, never NULL for a known format) --------- */
 
-/* The 16 floats of a format, by code; NULL if the format is unknown.
+/* The 16 floats of a format, indexed by code; NULL if the format is unknown.
  * NF4: QLoRA (arXiv:2305.14314), appendix E. FP4: a sign bit and the magnitudes
  * {0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4}, as in bitsandbytes. */
 NF4_API const float *nf4_codebook(nf4_format format);
 
-/* The 256 floats that bitsandbytes quantizes scales to: its signed dynamic map
- * (create_dynamic_map), ascending. */
+/* The 256 floats, ascending, to which bitsandbytes quantizes scales: its signed dynamic map
+ * (create_dynamic_map). */
 NF4_API const float *nf4_scale_code(void);
 
 /* ---- Sizes --------------------------------------------------------------- */
@@ -208,36 +212,36 @@ NF4_API nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t 
 
 /* ---- Dequantize ---------------------------------------------------------- */
 
-/* out[rows * cols] = the weight, in out_dtype. `out` must not overlap any part of
- * the weight. A tensor without elements is valid, with NULL pointers too:
- * nothing is read or written.
+/* Writes the weight to out[rows * cols] in out_dtype. `out` must not overlap any part of
+ * the weight. A tensor without elements is valid, also with NULL pointers: nothing is read
+ * or written.
  *
  * INVALID_ARGUMENT: weight or a needed pointer is NULL; struct_size, format,
  * blocksize, nested_blocksize, reserved, rows, cols or out_dtype is out of range;
- * the nested pointers are partly NULL or contradict nested_blocksize; a pointer
- * is misaligned for its type; out overlaps an input; a pointer is host memory
- * that the GPU cannot reach; the pointers are of different devices, or the stream
- * is of another one (during capture neither this nor host memory is detected). */
+ * some but not all nested pointers are NULL, or they contradict nested_blocksize; a
+ * pointer is misaligned for its type; out overlaps an input; a pointer is host memory
+ * that the GPU cannot reach; the pointers belong to different devices, or the stream
+ * belongs to another device (during capture neither this nor host memory is detected). */
 NF4_API nf4_status nf4_dequant_launch(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                                       nf4_stream stream);
 
-/* The same on host memory. threads: the most to use, >= 1; 0 means one for each
- * processor that the process may run on, or fewer where its container has a quota of
- * processor time (cgroup), which is read at the first such call. */
+/* The same on host memory. threads is the most threads to use, >= 1. 0 means one for each
+ * processor that the process may run on, or fewer if its container has a quota of processor
+ * time (cgroup); the quota is read at the first such call. */
 NF4_API nf4_status nf4_dequant_cpu(const nf4_tensor *weight, void *out, nf4_dtype out_dtype,
                                    int32_t threads);
 
 /* ---- Quantize ------------------------------------------------------------ */
 
 /* Quantizes in[rows * cols] into the buffers of *weight (and reads its
- * nested_code and codebook). Deterministic, and the same bytes from the GPU and
- * the CPU:
+ * nested_code and codebook). The result is deterministic, and the GPU and the CPU write
+ * the same bytes:
  *   absmax   the largest finite |x| of the block.
  *   code     the codebook entry nearest to v = RN(x * RN(1 / max(absmax, 2^-126))):
- *            between two neighbours a < b, b if v > RN((a + b) / 2), else a. Of equal
- *            entries the lowest code is used; a NaN entry never is. A codebook of
- *            your own should span [-1, 1]. A NaN x gets the code nearest to 0, +Inf
- *            and -Inf get those nearest to +1 and -1: an element that is not finite
+ *            between two neighbours a < b, b if v > RN((a + b) / 2), else a. Among
+ *            equal entries the lowest code is used; a NaN entry never is. A codebook of
+ *            your own should span [-1, 1]. A NaN x gets the code nearest to 0; +Inf
+ *            and -Inf get the codes nearest to +1 and -1. An element that is not finite
  *            never affects another one.
  *   nested   offset = the sum of the block scales over nb, both in binary64, then
  *            rounded to binary32; the sum is taken over the complete binary tree of
@@ -246,11 +250,10 @@ NF4_API nf4_status nf4_dequant_cpu(const nf4_tensor *weight, void *out, nf4_dtyp
  *            rule.
  *
  * workspace: at least nf4_quantize_workspace_size() bytes, 16-byte aligned, in the
- * same memory as the rest; may be NULL if that size is 0.
+ * same memory as the other buffers; may be NULL if that size is 0.
  *
- * INVALID_ARGUMENT: as for nf4_dequant_launch, and if the workspace is NULL,
- * misaligned or too small, or if any two of in, workspace and the outputs
- * overlap. */
+ * INVALID_ARGUMENT: the cases of nf4_dequant_launch; the workspace is NULL, misaligned
+ * or too small; any two of in, workspace and the outputs overlap. */
 NF4_API nf4_status nf4_quantize_launch(const void *in, nf4_dtype in_dtype, const nf4_tensor *weight,
                                        void *workspace, size_t workspace_bytes, nf4_stream stream);
 
@@ -260,12 +263,12 @@ NF4_API nf4_status nf4_quantize_cpu(const void *in, nf4_dtype in_dtype, const nf
 
 /* ---- Matmul -------------------------------------------------------------- */
 
-/* A low-rank adapter (LoRA, arXiv:2106.09685) beside a weight W [rows, cols]: W + scale B A,
- * for A [rank, cols] and B [rows, rank], both row-major. */
+/* A low-rank adapter (LoRA, arXiv:2106.09685) of a weight W [rows, cols]. The product uses
+ * W + scale B A, with A [rank, cols] and B [rows, rank], both row-major. */
 typedef struct nf4_lora {
   size_t struct_size;         /* sizeof(nf4_lora) */
-  nf4_dtype dtype;            /* of a and b: that of nf4_matmul_args, or fp32, which may be
-                                 rounded to it */
+  nf4_dtype dtype;            /* of a and b: the dtype of nf4_matmul_args, or fp32, which may be
+                                 rounded to that dtype */
   int32_t rank;               /* 1..128 */
   float scale;                /* finite */
   int32_t reserved;           /* 0 */
@@ -273,10 +276,10 @@ typedef struct nf4_lora {
   int64_t a_stride;           /* >= cols */
   const void *b;
   int64_t b_stride;           /* >= rank */
-  void *product;              /* [m, rank], contiguous, in the dtype of nf4_matmul_args: is
-                                 written. x A^T, or in the gradient dy B, without the scale:
-                                 what the gradients of B and A need. NULL: not wanted; needed
-                                 on the CPU */
+  void *product;              /* output [m, rank], contiguous, in the dtype of nf4_matmul_args:
+                                 x A^T, or dy B in the gradient, without the scale. The
+                                 gradients of B and A need it. NULL: not wanted. The CPU
+                                 functions need it */
 } nf4_lora;
 
 /* y = x W^T + bias, for activations x [m, cols], a weight W [rows, cols], an output
@@ -284,7 +287,7 @@ typedef struct nf4_lora {
  * from one row to the next, in elements. */
 typedef struct nf4_matmul_args {
   size_t struct_size;         /* sizeof(nf4_matmul_args), or 64: without lora */
-  nf4_dtype dtype;            /* of x, bias and y; fp32 on a GPU for m <= 16, of an nf4_tensor */
+  nf4_dtype dtype;            /* of x, bias and y; on a GPU, fp32 needs m <= 16 and an nf4_tensor */
   int32_t reserved;           /* 0 */
   int64_t m;                  /* >= 0 */
   const void *x;
@@ -296,71 +299,75 @@ typedef struct nf4_matmul_args {
 } nf4_matmul_args;
 
 /* The bytes of workspace that nf4_matmul_launch needs; often 0. They depend on the
- * weight's shape and blocksize, m, dtype and the lora's rank, not on the GPU, and do not
- * decrease as m increases: what suffices for the largest m suffices for all. No pointer in
- * the structs is read but lora. */
+ * weight's shape and blocksize, m, dtype and the lora's rank, not on the GPU. They do not
+ * decrease as m increases: the size for the largest m is enough for all. The only pointer in
+ * the structs that is followed is lora. */
 NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4_matmul_args *args,
                                              size_t *bytes);
 
 /* Each element of y is the sum of the products x * (codebook entry * scale) and the
  * bias, summed in binary32 and rounded once. The order of the sum is unspecified, so
- * bits differ between the GPU and the CPU, between machines, shapes and versions, but
- * not from call to call. An x that is not finite affects its own row of y alone. What
- * lies between the rows of y is not written. If y is empty, nothing is read or written,
- * and pointers may be NULL; if cols is 0, y is the bias or 0, and no other pointer is
+ * bits differ between the GPU and the CPU, and between machines, shapes and versions, but
+ * not from call to call. An x that is not finite affects only its own row of y. Memory
+ * between the rows of y is not written. If y is empty, nothing is read or written,
+ * and pointers may be NULL. If cols is 0, y is the bias or 0, and no other pointer is
  * read.
  *
- * With a lora, y = x W^T + bias + scale p B^T: p is x A^T, summed in binary32 and rounded to
- * dtype. On a GPU in 16 bits y is made of scale times the binary32 sum, rounded once to dtype,
- * and not of p. The sums are those of one product: y is rounded once. Beside a weight without
- * elements the lora's matrices are not read, and its product not written.
+ * With a lora, y = x W^T + bias + scale p B^T, where p is x A^T, summed in binary32 and
+ * rounded to dtype. On a GPU in 16 bits, y is not computed from p, but from scale times the
+ * binary32 sum, rounded once to dtype. All terms of y belong to one sum, which is rounded
+ * once. If the weight has no elements, the lora's matrices are not read and its product is
+ * not written.
  *
  * Further differences from exact arithmetic:
  *   rounding    in 16 bits the entries, or the entries times the scale, may first be
- *               rounded to the dtype. Before the latter an entry may err by a sixth of that
- *               rounding. The errors of the latter, those of a dense weight of that dtype,
- *               have a nonzero mean in each block; if a row of x has a nonzero mean too, they
- *               add up, the more the larger the blocks.
+ *               rounded to the dtype. Before scaling, an entry may be off by up to a sixth
+ *               of the dtype's rounding error. If the scaled entries are rounded, the errors
+ *               are those of a dense weight of that dtype. They have a nonzero mean in each
+ *               block; if a row of x has a nonzero mean too, they add up, and they add up
+ *               more the larger the blocks are.
  *   overflow    x may be multiplied by the entries (in 16 bits, and in fp32 on a GPU, by
  *               up to twice the entries) and summed before the scale is applied: a sum
  *               that exceeds binary32 is infinite, even if the scale would bring it back,
- *               as 1e-3 does with 2e38 + 2e38. So is a p beyond the dtype, and a scale * p
- *               beyond it on a GPU in 16 bits, and beyond binary32 elsewhere, even if B would
- *               bring it back: y is then infinite or NaN. In fp16 on a GPU what a block with
- *               a scale of more than 8e37 adds may be NaN.
- *   fp32        on a GPU, an x is kept to 2^-23 of itself or 2^-40 of the largest of 256
- *               neighbours, whichever is more, and an entry likewise beside the largest of
- *               the codebook; what is infinite with an infinite x or entry may be NaN.
- *   subnormals  bf16 by AVX512-BF16 instructions flushes numbers, products and sums
+ *               as 1e-3 does with 2e38 + 2e38. With a lora, a p that exceeds the dtype is
+ *               infinite, even if B would bring it back. So is a scale * p that exceeds the
+ *               dtype (on a GPU in 16 bits) or binary32 (elsewhere). y is then infinite
+ *               or NaN. In fp16 on a GPU, the contribution of a block whose scale is more
+ *               than 8e37 may be NaN.
+ *   fp32        on a GPU, an x is represented to within 2^-23 of itself or 2^-40 of the
+ *               largest of 256 neighbours, whichever is more; an entry likewise, where the
+ *               largest is that of the codebook. A result that is infinite because of an
+ *               infinite x or entry may be NaN.
+ *   subnormals  bf16 with AVX512-BF16 instructions flushes numbers, products and sums
  *               below 2^-126 to 0.
  *
  * workspace: at least nf4_matmul_workspace_size() bytes, 16-byte aligned, in the same
- * memory as the rest; may be NULL if that size is 0. Its contents do not matter, and
- * calls on one stream may share it. Calls that may run at the same time must not: y is
- * undefined then, and they may never end.
+ * memory as the other operands; may be NULL if that size is 0. Its contents do not matter,
+ * and calls on one stream may share it. Calls that may run at the same time must not share
+ * it: y is then undefined, and they may never end.
  *
- * INVALID_ARGUMENT: as for nf4_dequant_launch, and if the struct_size, dtype, reserved,
- * m or a stride of *args is out of range, dtype is fp32 in nf4_matmul_launch and m is
- * more than 16, m times a stride is more than 2^60, the workspace is NULL, misaligned or
- * too small, or y, between its first and its last element, the lora's product or the
- * workspace overlaps anything else; struct_size, dtype, rank, scale, reserved or a stride of
- * the lora is out of range, or with a lora m, rows or cols is more than 2^53. */
+ * INVALID_ARGUMENT: the cases of nf4_dequant_launch; the struct_size, dtype, reserved, m or
+ * a stride of *args is out of range; dtype is fp32 in nf4_matmul_launch and m is more than
+ * 16; m times a stride is more than 2^60; the workspace is NULL, misaligned or too small;
+ * y (from its first to its last element), the lora's product or the workspace overlaps
+ * anything else; struct_size, dtype, rank, scale, reserved or a stride of the lora is out of
+ * range; there is a lora and m, rows or cols is more than 2^53. */
 NF4_API nf4_status nf4_matmul_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
                                      void *workspace, size_t workspace_bytes, nf4_stream stream);
 
-/* The same on host memory, without workspace; threads as in nf4_dequant_cpu, and their
- * number changes no bit. */
+/* The same on host memory, without workspace; threads as in nf4_dequant_cpu. The number of
+ * threads changes no bit of the result. */
 NF4_API nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_args *args,
                                   int32_t threads);
 
 /* The gradient of y = x W^T with respect to x: dx = dy W, for dy [m, rows] and dx [m, cols].
- * args->x is dy, and x_stride at least rows; args->y is dx, and y_stride at least cols; bias is
- * NULL. With a lora dx = dy W + scale p A, and p = dy B. All else is as in the functions
- * above, the roles of rows and cols exchanged: dx is empty if m or cols is 0, and 0 if rows is.
- * In 16 bits the entries times the scale may be rounded to the dtype, after errors of up to
- * three eighths of that rounding. fp32 is of any m.
+ * args->x is dy, and x_stride is at least rows; args->y is dx, and y_stride is at least cols;
+ * bias is NULL. With a lora, dx = dy W + scale p A, and p = dy B. Everything else is as in the
+ * functions above with rows and cols exchanged: dx is empty if m or cols is 0, and 0 if rows
+ * is 0. In 16 bits the entries times the scale may be rounded to the dtype, after errors of up
+ * to three eighths of that rounding. fp32 may have any m.
  *
- * INVALID_ARGUMENT: as for those, and if bias is not NULL. */
+ * INVALID_ARGUMENT: the cases of those functions; bias is not NULL. */
 NF4_API nf4_status nf4_matmul_grad_workspace_size(const nf4_tensor *weight,
                                                   const nf4_matmul_args *args, size_t *bytes);
 NF4_API nf4_status nf4_matmul_grad_launch(const nf4_tensor *weight, const nf4_matmul_args *args,
@@ -371,7 +378,7 @@ NF4_API nf4_status nf4_matmul_grad_cpu(const nf4_tensor *weight, const nf4_matmu
 
 /* ---- Gradients of an adapter ---------------------------------------------- */
 
-/* For y = x (W + scale B A)^T, of which dy is the gradient:
+/* For y = x (W + scale B A)^T, with dy the gradient of y:
  *   da = scale q^T x, [rank, cols], for q = dy B
  *   db = scale dy^T p, [rows, rank], for p = x A^T
  * p and q are the products that nf4_matmul_* and nf4_matmul_grad_* write with a lora. Matrices
@@ -391,28 +398,29 @@ typedef struct nf4_lora_grad_args {
   int64_t dy_stride;          /* >= rows */
   const void *p;              /* [m, rank], contiguous */
   const void *q;              /* [m, rank], contiguous */
-  void *da;                   /* or NULL: not wanted; x and q are not read then */
+  void *da;                   /* or NULL: not wanted, and x and q are not read */
   int64_t da_stride;          /* >= cols */
-  void *db;                   /* or NULL: not wanted; dy and p are not read then */
+  void *db;                   /* or NULL: not wanted, and dy and p are not read */
   int64_t db_stride;          /* >= rank */
 } nf4_lora_grad_args;
 
 /* Each element is summed and multiplied by the scale in binary32, then rounded to grad_dtype. The
- * order of the sum is unspecified, so bits differ between the GPU and the CPU, between machines,
- * shapes and versions, but not from call to call. An element that is not finite affects its own
- * column of x or dy, or rank of p or q, alone. What lies between the rows of da and db is not
- * written. If m is 0, da and db are 0 (of the scale's sign), and no other pointer is read. A
- * gradient without elements (cols or rows is 0) is as one that is not wanted: the strides and
- * pointers that it alone needs are not looked at.
+ * order of the sum is unspecified, so bits differ between the GPU and the CPU, and between
+ * machines, shapes and versions, but not from call to call. An element of x or dy that is not
+ * finite affects only its own column, and an element of p or q only its own rank. Memory between
+ * the rows of da and db is not written. If m is 0, da and db are 0 (with the sign of the scale),
+ * and no other pointer is read. A gradient without elements (cols or rows is 0) is treated as one
+ * that is not wanted: the strides and pointers that it alone needs are not checked.
  *
  * INVALID_ARGUMENT: args is NULL; the struct_size, a dtype, the rank, the scale, m, rows, cols or
  * a stride is out of range; a stride, or the rank of p and q, times the number of rows of its
- * matrix is more than 2^60; a pointer that is needed is NULL or misaligned; da or db, between its
- * first and its last element, overlaps the other or what is read; and as for nf4_dequant_launch,
- * if memory or the stream is of the wrong device. */
+ * matrix is more than 2^60; a needed pointer is NULL or misaligned; da or db, from its first to
+ * its last element, overlaps the other or an input; memory or the stream is of the wrong device,
+ * as for nf4_dequant_launch. */
 NF4_API nf4_status nf4_lora_grad_launch(const nf4_lora_grad_args *args, nf4_stream stream);
 
-/* The same on host memory; threads as in nf4_dequant_cpu, and their number changes no bit. */
+/* The same on host memory; threads as in nf4_dequant_cpu. The number of threads changes no bit of
+ * the result. */
 NF4_API nf4_status nf4_lora_grad_cpu(const nf4_lora_grad_args *args, int32_t threads);
 
 /* ---- Matmul of several weights -------------------------------------------- */
@@ -420,30 +428,31 @@ NF4_API nf4_status nf4_lora_grad_cpu(const nf4_lora_grad_args *args, int32_t thr
 /* The most matmuls of one call. */
 #define NF4_MATMUL_BATCH_MAX 64
 
-/* The functions below do `count` matmuls ("products"), weights[i] with args[i], such as
- * those of q, k and v, or of gate and up: to the bit what as many calls of the functions
- * without "batch" do. Elements of args are args[0].struct_size bytes apart, and all have
- * that struct_size. Neither array is kept. If count is 0, both may be NULL and nothing is
- * done.
+/* The functions below compute `count` matmuls ("products"), weights[i] with args[i], such as
+ * q, k and v, or gate and up. The results are bit-equal to those of as many calls of the
+ * functions without "batch". Elements of args are args[0].struct_size bytes apart, and all
+ * have that struct_size. Neither array is kept. If count is 0, both may be NULL and nothing
+ * is done.
  *
- * Products may share what they read: x, a weight, a bias, a lora's matrices. A y or a lora's
- * product overlaps nothing that another product reads or writes; but if two y have strides
- * of as many bytes, the rows of one may lie between those of the other, as if both were
- * columns of one matrix.
+ * Products may share their inputs: x, a weight, a bias, a lora's matrices. A y or a lora's
+ * product must not overlap anything that another product reads or writes. There is one
+ * exception: if two y have strides of the same number of bytes, the rows of one may lie
+ * between the rows of the other, as if both were columns of one matrix.
  *
- * INVALID_ARGUMENT: as for the functions without "batch", for any product; count is more
- * than NF4_MATMUL_BATCH_MAX; struct_sizes of args differ; weights or args is NULL;
- * products overlap, or are memory of different devices. nf4_last_error() counts
+ * INVALID_ARGUMENT: the cases of the functions without "batch", for any product; count is
+ * more than NF4_MATMUL_BATCH_MAX; the struct_sizes of args differ; weights or args is NULL;
+ * products overlap, or their memory belongs to different devices. nf4_last_error() counts
  * products from 0. All products are checked before any is enqueued. */
 
-/* The bytes of workspace that nf4_matmul_batch_launch needs: as many as the product that
- * needs most. They do not decrease as the m of any product increases. */
+/* The bytes of workspace that nf4_matmul_batch_launch needs: the largest size that one of
+ * the products needs. They do not decrease as the m of any product increases. */
 NF4_API nf4_status nf4_matmul_batch_workspace_size(const nf4_tensor *const *weights,
                                                    const nf4_matmul_args *args, size_t count,
                                                    size_t *bytes);
 
-/* Products with few rows of x may share a kernel launch, which saves the fixed cost of the
- * others'; the rest are launched one by one. The order of launches is unspecified. */
+/* Products with few rows of x may share a kernel launch, which saves the fixed cost of
+ * separate launches; the other products are launched one by one. The order of launches is
+ * unspecified. */
 NF4_API nf4_status nf4_matmul_batch_launch(const nf4_tensor *const *weights,
                                            const nf4_matmul_args *args, size_t count,
                                            void *workspace, size_t workspace_bytes,
@@ -454,16 +463,18 @@ NF4_API nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights,
                                         const nf4_matmul_args *args, size_t count,
                                         int32_t threads);
 
-/* What nf4_matmul_batch_launch would run on GPU `device`, for tests, benchmarks and
- * profiles: launches[i] gets the number of product i's kernel launch, counted from 0, which
- * products may share, or -1 if it needs none; kernels[i] the kernel's name, such as
- * "skinny_8", or NULL. The strings are static. Choices and names differ between versions.
+/* Reports which kernels nf4_matmul_batch_launch would run on GPU `device`, for tests,
+ * benchmarks and profiles. launches[i] gets the number of product i's kernel launch, counted
+ * from 0, or -1 if it needs none; products may share a launch. kernels[i] gets the kernel's
+ * name, such as "skinny_8", or NULL. The strings are static. Choices and names differ between
+ * versions.
  *
- * Pointers of the products are not followed: of packed and x the alignment counts, of the
- * codebook whether it is NULL. It may load kernels; nf4_device_info loads them all.
+ * Pointers of the products are not followed. The answer depends on the alignment of packed
+ * and x, and on whether codebook is NULL. The function may load kernels; nf4_device_info
+ * loads them all.
  *
- * INVALID_ARGUMENT: as for nf4_matmul_batch_launch, pointers of the products aside;
- * launches or kernels is NULL; device is out of range. NO_CUDA, NO_DEVICE,
+ * INVALID_ARGUMENT: the cases of nf4_matmul_batch_launch, except those of the products'
+ * pointers; launches or kernels is NULL; device is out of range. NO_CUDA, NO_DEVICE,
  * UNSUPPORTED_DEVICE, CUDA_ERROR: as for nf4_device_info. */
 NF4_API nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_matmul_args *args,
                                    size_t count, int32_t device, int32_t *launches,
@@ -471,20 +482,21 @@ NF4_API nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_m
 
 /* ---- Matmul of experts ----------------------------------------------------- */
 
-/* E experts of N x K elements (mixture of experts) are one weight of rows = E * N and
- * cols = K: expert e has its rows e * N to (e + 1) * N - 1. If E is more than 1, N * K is a
+/* E experts of N x K elements (mixture of experts) are one weight with rows = E * N and
+ * cols = K: expert e has rows e * N to (e + 1) * N - 1. If E is more than 1, N * K is a
  * multiple of blocksize, so that each expert begins with a block. A nested block may span
  * experts.
  *
- * The rows of y are sorted by expert, and belong to the experts as `ends` says: those of
- * expert e begin where the last one's end and end before ends[e], as the offs of
- * torch.nn.functional.grouped_mm. An expert may have none. The host does not read ends,
- * x_index or row_scale of a launch: a CUDA graph may be replayed with others in their place.
- *   end(e)   = min(m, max(0, ends[0], ..., ends[e])): ends that decrease give an expert no
- *              rows, those beyond m no more than there are.
+ * The rows of y are sorted by expert, and `ends` assigns them to the experts: the rows of
+ * expert e begin where those of the previous expert end, and end before ends[e], like the
+ * offs of torch.nn.functional.grouped_mm. An expert may have no rows. The host does not read
+ * the ends, x_index or row_scale of a launch, so a CUDA graph may be replayed with other
+ * values in their place.
+ *   end(e)   = min(m, max(0, ends[0], ..., ends[e])): an expert whose end decreases has no
+ *              rows, and an end beyond m counts as m.
  *   y[i, n]  = row_scale[i] * (the sum over k of x[x_index[i], k] * W[e * N + n, k]
  *                              + bias[e, n]), for the expert e of row i.
- * Rows of y from end(E - 1) on belong to no expert: what is in them afterwards is
+ * Rows of y from end(E - 1) on belong to no expert. Their contents afterwards are
  * unspecified. */
 typedef struct nf4_grouped_args {
   size_t struct_size;         /* sizeof(nf4_grouped_args) */
@@ -497,48 +509,49 @@ typedef struct nf4_grouped_args {
   void *y;                    /* [m, N] */
   int64_t y_stride;           /* >= N */
   const int32_t *ends;        /* [E] */
-  const int32_t *x_index;     /* [m], the row of x for each row of y, several times the same
-                                 if need be. Outside 0..x_rows-1: a row of zeros. NULL: row i
-                                 of x for row i of y */
+  const int32_t *x_index;     /* [m], the row of x for each row of y; a row may be used several
+                                 times. An index outside 0..x_rows-1 stands for a row of zeros.
+                                 NULL: row i of x for row i of y */
   const void *bias;           /* [E, N], or NULL */
-  int64_t bias_stride;        /* >= N, from one expert to the next; not read without bias */
+  int64_t bias_stride;        /* >= N, from one expert to the next; not read if bias is NULL */
   const float *row_scale;     /* [m], such as the router's weights, or NULL: 1 */
 } nf4_grouped_args;
 
-/* The bytes of workspace that nf4_matmul_grouped_launch needs: 0 if x_index is NULL, else they
- * depend on the weight's shape and blocksize, experts, m and dtype, and do not decrease as m
- * increases. No pointer in the structs is followed: of x_index it counts whether it is NULL. */
+/* The bytes of workspace that nf4_matmul_grouped_launch needs. They are 0 if x_index is NULL.
+ * Otherwise they depend on the weight's shape and blocksize, experts, m and dtype, and do not
+ * decrease as m increases. No pointer in the structs is followed; only whether x_index is NULL
+ * matters. */
 NF4_API nf4_status nf4_matmul_grouped_workspace_size(const nf4_tensor *weight,
                                                      const nf4_grouped_args *args,
                                                      size_t *bytes);
 
-/* Sums, rounding, workspace and streams are as in nf4_matmul_launch, and so is a y that is
- * empty. If experts is 0, no row of y belongs to one: nothing is read or written either, and
- * pointers may be NULL. With a K of 0 x is not read. row_scale multiplies the sum in binary32
+/* Sums, rounding, workspace and streams are as in nf4_matmul_launch, and so is an empty y. If
+ * experts is 0, no row of y belongs to an expert: again nothing is read or written, and
+ * pointers may be NULL. If K is 0, x is not read. row_scale multiplies the sum in binary32
  * before it is rounded to dtype.
  *
- * INVALID_ARGUMENT: as for nf4_matmul_launch, and if experts, m or x_rows is out of range,
- * experts does not divide rows, or N * K is not a multiple of blocksize though there are
- * several experts; dtype is fp32 in nf4_matmul_grouped_launch. */
+ * INVALID_ARGUMENT: the cases of nf4_matmul_launch; experts, m or x_rows is out of range;
+ * experts does not divide rows; there are several experts and N * K is not a multiple of
+ * blocksize; dtype is fp32 in nf4_matmul_grouped_launch. */
 NF4_API nf4_status nf4_matmul_grouped_launch(const nf4_tensor *weight,
                                              const nf4_grouped_args *args, void *workspace,
                                              size_t workspace_bytes, nf4_stream stream);
 
-/* The same on host memory, without workspace; threads as in nf4_dequant_cpu, and their number
- * changes no bit. */
+/* The same on host memory, without workspace; threads as in nf4_dequant_cpu. The number of
+ * threads changes no bit of the result. */
 NF4_API nf4_status nf4_matmul_grouped_cpu(const nf4_tensor *weight, const nf4_grouped_args *args,
                                           int32_t threads);
 
-/* The gradient with respect to the rows of x that the experts' rows of y were made of:
+/* The gradient with respect to the rows of x from which the experts' rows of y were computed:
  *   dx[i, k] = row_scale[i] * the sum over n of dy[x_index[i], n] * W[e * N + n, k],
- * for the expert e of row i, dy [x_rows, N] and dx [m, K]. args->x is dy, and x_stride at least
- * N; args->y is dx, and y_stride at least K; bias is NULL. x_index is of rows of dy: NULL for a
- * dy in the order of y. The x_index of the product is not passed on: dx has a row for each row
- * of y, which the caller adds to row x_index[i] of the gradient of x. All else is as in the
- * functions above, the roles of N and K exchanged: dx is empty if m or K is 0, and 0 if N is.
- * Weights times their scales may be rounded to the dtype, as dequantize does.
+ * for the expert e of row i, dy [x_rows, N] and dx [m, K]. args->x is dy, and x_stride is at
+ * least N; args->y is dx, and y_stride is at least K; bias is NULL. x_index holds rows of dy; it
+ * is NULL if dy is in the order of y. It is not the x_index of the forward product: dx has a row
+ * for each row of y, which the caller adds to row x_index[i] of the gradient of x. Everything
+ * else is as in the functions above with N and K exchanged: dx is empty if m or K is 0, and 0
+ * if N is 0. Weights times their scales may be rounded to the dtype, as dequantize does.
  *
- * INVALID_ARGUMENT: as for those, and if bias is not NULL. */
+ * INVALID_ARGUMENT: the cases of those functions; bias is not NULL. */
 NF4_API nf4_status nf4_matmul_grouped_grad_workspace_size(const nf4_tensor *weight,
                                                           const nf4_grouped_args *args,
                                                           size_t *bytes);
@@ -550,54 +563,56 @@ NF4_API nf4_status nf4_matmul_grouped_grad_cpu(const nf4_tensor *weight,
 
 /* ---- 4-bit integer weights ----------------------------------------------- */
 
-/* GPTQ, AWQ and compressed-tensors store a weight of rows x cols (N x K) elements as codes
- * q of 4 bits, and for each row and group of columns a scale s and a zero point z, 0..15:
+/* GPTQ, AWQ and compressed-tensors store a weight of rows x cols (N x K) elements as 4-bit
+ * codes q. Each row has, for each group of columns, a scale s and a zero point z, 0..15:
  *   value = RN_dtype(s * (q - z)),
- * one rounding, since the product is exact in binary32.
- * Group g of a row has columns g * group_size to (g + 1) * group_size - 1, or those whose
- * g_idx is g. There are G = cols / group_size groups.
+ * which is rounded once, since the product is exact in binary32.
+ * Group g of a row has columns g * group_size to (g + 1) * group_size - 1 or, with g_idx, the
+ * columns whose g_idx is g. There are G = cols / group_size groups.
  *
- * Eight codes are in a word of 32 bits, code i of a word in bits 4 i to 4 i + 3. The words
- * of codes and of zeros, and the scales, lie as checkpoints have them, row-major:
+ * A 32-bit word has eight codes; code i is in bits 4 i to 4 i + 3. The words of codes and of
+ * zeros, and the scales, lie as in checkpoints, row-major:
  *   layout               packed             code i of a word     zeros           scales
  *   GPTQ                 [K / 8][N]         k = 8 r + i          [G][ceil(N/8)]  [G][N]
  *   AWQ                  [K][N / 8]         n = 8 c + order[i]   [G][N / 8]      [G][N]
  *   COMPRESSED_TENSORS   [N][ceil(K / 8)]   k = 8 c + i          [ceil(N/8)][G]  [N][G]
- * order = 0 2 4 6 1 3 5 7. A word of zeros has those of 8 rows, row 8 c + i in code i, in
- * AWQ row 8 c + order[i]. GPTQ needs cols that are a multiple of 8, AWQ rows. Codes past the
- * last column or row are not used; quantize writes 0 there, before it subtracts zero_offset. */
+ * order = 0 2 4 6 1 3 5 7. A word of zeros has the zero points of 8 rows: code i belongs to row
+ * 8 c + i, in AWQ to row 8 c + order[i]. In GPTQ cols must be a multiple of 8, in AWQ rows.
+ * Codes past the last column or row are not used; quantize writes 0 there, before it subtracts
+ * zero_offset. */
 typedef int32_t nf4_int4_layout;
 #define NF4_INT4_GPTQ 1               /* GPTQModel, AutoGPTQ: qweight, qzeros, scales */
 #define NF4_INT4_AWQ 2                /* AutoAWQ, version GEMM: the same names */
 #define NF4_INT4_COMPRESSED_TENSORS 3 /* pack-quantized: weight_packed, weight_zero_point */
 
-/* It borrows all pointers and owns nothing. Quantize writes packed, scales and zeros. */
+/* An integer weight. It borrows all pointers and owns nothing. Quantize writes packed, scales
+ * and zeros. */
 typedef struct nf4_int4_tensor {
   size_t struct_size;         /* sizeof(nf4_int4_tensor) */
   nf4_int4_layout layout;
   nf4_dtype scales_dtype;     /* fp16 or bf16 */
   int32_t group_size;         /* columns: a multiple of 8 that divides cols; -1: all */
-  int32_t zero_offset;        /* 1 for GPTQ v1 (checkpoint_format gptq), whose words of zeros
-                                 are less by 0x11111111; else 0 */
+  int32_t zero_offset;        /* 1 for GPTQ v1 (checkpoint_format gptq), which stores words of
+                                 zeros less 0x11111111; else 0 */
   int64_t rows;               /* >= 0; rows * cols <= 2^60 */
   int64_t cols;               /* >= 0 */
   void *packed;               /* words, 4-byte aligned */
   void *scales;
-  void *zeros;                /* words, or NULL: z is 8 everywhere; zero_offset is 0 then */
-  const int32_t *g_idx;       /* [cols], the group of each stored column, as of GPTQ with
+  void *zeros;                /* words, or NULL: z is 8 everywhere, and zero_offset is 0 */
+  const int32_t *g_idx;       /* [cols], the group of each stored column, as in GPTQ with
                                  act order; or NULL: column / group_size */
   const int32_t *permutation; /* [cols], or NULL: stored column j is column permutation[j] of
                                  the weight (nf4_int4_reorder_launch) */
 } nf4_int4_tensor;
 
 /* The functions on host memory refuse a g_idx outside 0..G-1 and a permutation outside
- * 0..cols-1. On a GPU their values are not checked: behaviour is undefined outside. Where a
- * column is there twice, what is computed is unspecified.
+ * 0..cols-1. On a GPU these values are not checked, and behaviour is undefined if one is out of
+ * range. If a permutation names a column twice, the result is unspecified.
  *
  * Sizes of the parts of a tensor. */
 typedef struct nf4_int4_sizes {
   size_t struct_size;       /* sizeof(nf4_int4_sizes), set by the caller */
-  int64_t groups;           /* of a row */
+  int64_t groups;           /* groups of a row */
   int64_t packed_bytes;
   int64_t scales_bytes;
   int64_t zeros_bytes;
@@ -607,29 +622,30 @@ typedef struct nf4_int4_sizes {
  * read. */
 NF4_API nf4_status nf4_int4_tensor_sizes(const nf4_int4_tensor *tensor, nf4_int4_sizes *sizes);
 
-/* As nf4_dequant_launch and nf4_dequant_cpu.
+/* Like nf4_dequant_launch and nf4_dequant_cpu.
  *
- * INVALID_ARGUMENT: as there, and if layout, scales_dtype, group_size or zero_offset is out of
- * range, group_size does not divide cols, or rows or cols is not a multiple of 8 where the
+ * INVALID_ARGUMENT: the cases of those functions; layout, scales_dtype, group_size or zero_offset
+ * is out of range; group_size does not divide cols; rows or cols is not a multiple of 8 where the
  * layout needs it. */
 NF4_API nf4_status nf4_int4_dequant_launch(const nf4_int4_tensor *weight, void *out,
                                            nf4_dtype out_dtype, nf4_stream stream);
 NF4_API nf4_status nf4_int4_dequant_cpu(const nf4_int4_tensor *weight, void *out,
                                         nf4_dtype out_dtype, int32_t threads);
 
-/* Quantizes in[rows * cols] into packed, scales and zeros of *weight by rounding to nearest.
- * Deterministic, and the same bytes from the GPU and the CPU. For each group, of its finite
- * elements (0 if there is none), in binary32 but for s:
+/* Quantizes in[rows * cols] into packed, scales and zeros of *weight by rounding to nearest. The
+ * result is deterministic, and the GPU and the CPU write the same bytes. For each group,
+ * with the extremes of its finite elements (0 if there is none), in binary32 except for s:
  *   symmetric    s = 2 max|x| / 15, z = 8 (written to zeros, if that is not NULL)
  *   asymmetric   lo = min(x, 0), hi = max(x, 0), s = (hi - lo) / 15,
  *                z = clamp(rint(-lo / s), 0, 15); zeros is needed
  *   q            clamp(rint(x / s) + z, 0, 15)
- * s is rounded to scales_dtype first, and from 0 up to its smallest positive number, from
- * infinity down to its largest. rint rounds halves to even. A NaN x has q = z, an infinite
- * one the q nearest to it. g_idx and permutation must be NULL.
+ * s is first rounded to scales_dtype. If it becomes 0, it is replaced by the smallest positive
+ * number of that dtype; if it becomes infinite, by the largest finite number. rint rounds halves
+ * to even. A NaN x gets q = z; an infinite x gets the q nearest to it. g_idx and permutation must
+ * be NULL.
  *
- * INVALID_ARGUMENT: as for nf4_int4_dequant_launch; symmetric is not 0 or 1; zeros is NULL and
- * symmetric is 0; g_idx or permutation is not NULL; in or a part overlaps another part. */
+ * INVALID_ARGUMENT: the cases of nf4_int4_dequant_launch; symmetric is not 0 or 1; zeros is NULL
+ * and symmetric is 0; g_idx or permutation is not NULL; in or a part overlaps another part. */
 NF4_API nf4_status nf4_int4_quantize_launch(const void *in, nf4_dtype in_dtype,
                                             const nf4_int4_tensor *weight, int32_t symmetric,
                                             nf4_stream stream);
@@ -638,32 +654,32 @@ NF4_API nf4_status nf4_int4_quantize_cpu(const void *in, nf4_dtype in_dtype,
                                          int32_t threads);
 
 /* Sorts the columns of a weight with g_idx by their group, once, so that matmul reads whole
- * groups: writes packed and permutation of *to, whose scales and zeros are those of *from
- * (the same pointers, or equal bytes), and whose other fields are the same but for g_idx,
- * which is NULL. Columns of one group keep their order. Each group must have group_size
- * columns, or *to is another weight. cols is at most 2^31 - 1. A weight without elements is
- * not looked at further than its shape.
+ * groups. It writes packed and permutation of *to. The scales and zeros of *to are those of *from
+ * (the same pointers, or equal bytes). All other fields of *to are the same, except g_idx, which
+ * is NULL. Columns of one group keep their order. Each group must have group_size columns;
+ * otherwise *to is a different weight. cols is at most 2^31 - 1. If a weight has no elements,
+ * only its shape is checked.
  *
- * INVALID_ARGUMENT: as for nf4_int4_dequant_launch, for either; g_idx of *from is NULL or its
- * permutation is not; the reverse of *to; another field differs; packed or permutation of *to
- * overlaps a part of *from. */
+ * INVALID_ARGUMENT: the cases of nf4_int4_dequant_launch, for *from and for *to; g_idx of *from
+ * is NULL or its permutation is not; g_idx of *to is not NULL or its permutation is; another
+ * field differs; packed or permutation of *to overlaps a part of *from. */
 NF4_API nf4_status nf4_int4_reorder_launch(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
                                            nf4_stream stream);
 NF4_API nf4_status nf4_int4_reorder_cpu(const nf4_int4_tensor *from, const nf4_int4_tensor *to,
                                         int32_t threads);
 
-/* As the functions without "int4", for x, y and bias as there; where those name the
- * blocksize, group_size counts. With g_idx the GPU reads a scale for each element:
- * nf4_int4_reorder_launch saves that. args->lora is NULL. Workspace sizes and the choice of
- * a kernel also depend on whether zeros, g_idx and permutation are NULL, and the choice on
- * the alignment of scales. On a GPU dtype is not fp32. Differences from exact arithmetic,
- * beside those of nf4_matmul_launch:
+/* Like the functions without "int4", with the same x, y and bias; group_size takes the place of
+ * blocksize. With g_idx the GPU reads a scale for each element; nf4_int4_reorder_launch avoids
+ * that. args->lora is NULL. Workspace sizes and the choice of a kernel also depend on whether
+ * zeros, g_idx and permutation are NULL; the choice also depends on the alignment of scales. On a
+ * GPU dtype is not fp32. Differences from exact arithmetic, in addition to those of
+ * nf4_matmul_launch:
  *   rounding    the weights s * (q - z) may be rounded to x's dtype, as dequantize does. In
- *               fp16 a bf16 scale may first be rounded to fp16: one that fp16 holds as a
- *               subnormal number loses bits, one beyond 65504 is infinite.
- *   sums        of x times q may be formed first, less z times the sum of x of the group,
- *               both up to 143 times x: a sum beyond binary32 is infinite or a NaN, and its
- *               rounding is relative to 143 |x|. */
+ *               fp16, a bf16 scale may first be rounded to fp16: a scale that is subnormal in
+ *               fp16 loses bits, and a scale beyond 65504 becomes infinite.
+ *   sums        the sum of x times q may be formed first, and z times the sum of the group's x
+ *               subtracted; their terms are up to 143 times x. A sum that exceeds binary32 is
+ *               infinite or NaN, and its rounding is relative to 143 |x|. */
 NF4_API nf4_status nf4_int4_matmul_workspace_size(const nf4_int4_tensor *weight,
                                                   const nf4_matmul_args *args, size_t *bytes);
 NF4_API nf4_status nf4_int4_matmul_launch(const nf4_int4_tensor *weight,
@@ -685,15 +701,15 @@ NF4_API nf4_status nf4_int4_matmul_plan(const nf4_int4_tensor *const *weights,
                                         const nf4_matmul_args *args, size_t count, int32_t device,
                                         int32_t *launches, const char **kernels);
 
-/* The experts are weights of one shape and layout. The weight is that of expert 0, of N rows
- * and K columns; each of its parts, packed, scales, zeros, g_idx and permutation, is followed
- * by those of the others, as if it had a first dimension of E: packed of expert e begins e
- * times the packed_bytes of nf4_int4_tensor_sizes after that of expert 0, and so on. All else
- * is as in the functions without "int4", and in nf4_int4_matmul_launch. On a GPU g_idx and
- * permutation are NULL.
+/* The experts are weights of one shape and layout. `weight` is the weight of expert 0, with N rows
+ * and K columns. In memory, each of its parts (packed, scales, zeros, g_idx and permutation) is
+ * followed by the same part of the other experts, as if it had a first dimension of E: packed of
+ * expert e begins e times the packed_bytes of nf4_int4_tensor_sizes after packed of expert 0, and
+ * so on. Everything else is as in the functions without "int4" and in nf4_int4_matmul_launch. On a
+ * GPU g_idx and permutation are NULL.
  *
- * INVALID_ARGUMENT: as there, and if E * N * K is more than 2^60; in
- * nf4_int4_matmul_grouped_launch if g_idx or permutation is not NULL. */
+ * INVALID_ARGUMENT: the cases of those functions; E * N * K is more than 2^60; g_idx or
+ * permutation is not NULL in nf4_int4_matmul_grouped_launch. */
 NF4_API nf4_status nf4_int4_matmul_grouped_workspace_size(const nf4_int4_tensor *weight,
                                                           const nf4_grouped_args *args,
                                                           size_t *bytes);
@@ -708,36 +724,37 @@ NF4_API nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight,
 /* There are two ways to compute a product. Fused: libnf4's function for it reads the packed
  * weight. Dense: nf4_dequant_launch or nf4_int4_dequant_launch, or its _cpu function on
  * host memory, writes the weight to memory of the caller, and a dense matrix product, such as
- * cuBLAS has, follows. The functions below say which way is expected to take less time on a
- * device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
+ * that of cuBLAS, follows. The functions below say which way is expected to take less time on
+ * a device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
  *
  * The answers for NVIDIA Hopper GPUs are measured. The answers for a GPU on which nobody has
- * timed libnf4 (nf4_device.timed is 0) are conservative. There, fused is named for up to 16
- * rows of x if the GPU has a kernel for few rows of that kind of weight: a GPU with 99 KiB of
+ * timed libnf4 (nf4_device.timed is 0) are conservative: there, the answer is fused for up to 16
+ * rows of x if the GPU has a kernel for few rows of that kind of weight. A GPU with 99 KiB of
  * shared memory for a thread block has none for NF4 and FP4, and a GPU of compute capability
- * 7.5 has none at all. Fused is also named for experts with few rows, and for integers that
+ * 7.5 has none at all. The answer is also fused for experts with few rows, and for integers that
  * have few columns or are slow to dequantize. A product that the launch refuses on a GPU, such
  * as fp32 with more than 16 rows of x, is dense.
  *
- * The answer for a device and the same shapes, dtypes, strides and alignments stays the same for
- * the life of the process: a caller may keep it. Versions of the library may answer differently. */
+ * For one device and the same shapes, dtypes, strides and alignments, the answer stays the same
+ * for the life of the process, so a caller may keep it. Other versions of the library may answer
+ * differently. */
 typedef int32_t nf4_path;
 #define NF4_PATH_FUSED 1
 #define NF4_PATH_DENSE 2
 
-/* Pass as device: the answer is for the _cpu functions. */
+/* Pass this as device to ask about the _cpu functions. */
 #define NF4_DEVICE_CPU -1
 
-/* device is the index of a GPU or NF4_DEVICE_CPU. On success *path is one of the values above,
- * and NF4_PATH_FUSED for a product that is empty.
+/* device is the index of a GPU or NF4_DEVICE_CPU. On success *path is one of the values above;
+ * for an empty product it is NF4_PATH_FUSED.
  *
- * Pointers in the structs are not followed, but for the lora of args. The answer depends on the
+ * The only pointer in the structs that is followed is the lora of args. The answer depends on the
  * alignment of packed, the scales of the weight, x, and the a and b of a lora, and on whether
  * codebook, zeros, g_idx, permutation, bias and x_index are NULL. The functions may load kernels,
  * as nf4_device_info does.
  *
- * INVALID_ARGUMENT: as for the workspace_size function of the product; path is NULL; device is
- * out of range. NO_CUDA, NO_DEVICE, UNSUPPORTED_DEVICE, CUDA_ERROR: as for nf4_device_info. */
+ * INVALID_ARGUMENT: the cases of the workspace_size function of the product; path is NULL; device
+ * is out of range. NO_CUDA, NO_DEVICE, UNSUPPORTED_DEVICE, CUDA_ERROR: as for nf4_device_info. */
 NF4_API nf4_status nf4_matmul_path(const nf4_tensor *weight, const nf4_matmul_args *args,
                                    int32_t device, nf4_path *path);
 NF4_API nf4_status nf4_matmul_grad_path(const nf4_tensor *weight, const nf4_matmul_args *args,
@@ -756,7 +773,7 @@ NF4_API nf4_status nf4_int4_matmul_grouped_path(const nf4_int4_tensor *weight,
                                                 nf4_path *path);
 
 /* The dense way of an adapter's gradients is two matrix products of the caller. No pointer is
- * looked at but da and db, which are NULL for a gradient that is not wanted. */
+ * looked at except da and db, which are NULL for a gradient that is not wanted. */
 NF4_API nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t device,
                                       nf4_path *path);
 
@@ -773,20 +790,20 @@ typedef struct nf4_device {
   int64_t memory_bytes;
   char name[256];
   char dequant_variant[32];   /* the kernels that would run, such as "sm90" */
-  int32_t shared_memory_bytes; /* that a thread block may have */
-  int32_t timed;              /* 1: libnf4's products were timed on GPUs of this kind; 0: nobody
-                                 has, and nf4_*_path presumes */
+  int32_t shared_memory_bytes; /* the most that a thread block may have */
+  int32_t timed;              /* 1: libnf4's products were timed on GPUs of this kind; 0: they
+                                 were not, and the answers of nf4_*_path are presumed */
 } nf4_device;
 
-/* Can this library use GPU `device`? OK if so, else NO_CUDA, NO_DEVICE,
- * UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range, with
- * the reason in nf4_last_error(); *info gets what is known in any case. It initialises
- * CUDA and loads the kernels for the device, which may take long, so that later launches
- * need not. */
+/* Checks whether this library can use GPU `device`. Returns OK if it can; otherwise NO_CUDA,
+ * NO_DEVICE, UNSUPPORTED_DEVICE, CUDA_ERROR, or INVALID_ARGUMENT for an index out of range, with
+ * the reason in nf4_last_error(). *info always gets what is known. The function initialises CUDA
+ * and loads the kernels for the device, which may take long, so that later launches need not do
+ * so. */
 NF4_API nf4_status nf4_device_info(int32_t device, nf4_device *info);
 
 /* The CPU kernels that this machine runs: "avx512bf16", "avx512", "avx2", "neonbf16", "neon" or
- * "scalar"; later versions may have others. */
+ * "scalar". Later versions may have others. */
 NF4_API const char *nf4_cpu_variant(void);
 
 #ifdef __cplusplus

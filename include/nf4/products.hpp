@@ -1,6 +1,5 @@
-// Weights of nf4.h, whether they are an nf4_tensor or an nf4_int4_tensor: their parts, and products
-// of one x with several, such as q, k and v, in one call for those of each kind. A header alone, in
-// C++17.
+// Weights of nf4.h of either kind, nf4_tensor or nf4_int4_tensor: lists their parts, and multiplies
+// one x with several weights, such as q, k and v, in one call per kind. Header-only, C++17.
 #ifndef NF4_PRODUCTS_HPP
 #define NF4_PRODUCTS_HPP
 
@@ -15,7 +14,7 @@
 namespace nf4 {
 inline namespace NF4_INLINE_NAMESPACE {
 
-// Throws what nf4_last_error() says of `name`, if a call failed.
+// Throws the text of nf4_last_error() with `name`, if a call failed.
 inline void check(nf4_status status, const std::string &name = "") {
   require(status == NF4_STATUS_OK, name, name.empty() ? "" : ": ", nf4_status_string(status), ": ",
           nf4_last_error());
@@ -32,7 +31,7 @@ inline nf4_int4_sizes sizes_of(const nf4_int4_tensor &weight, const std::string 
   return sizes;
 }
 
-// Enqueues on a stream what writes a dense weight [rows, cols], row-major, to `out`.
+// Enqueues a kernel that writes a dense weight [rows, cols], row-major, to `out`.
 inline void dequant_launch(const nf4_tensor &weight, void *out, nf4_dtype dtype,
                            nf4_stream stream) {
   check(nf4_dequant_launch(&weight, out, dtype, stream));
@@ -42,7 +41,7 @@ inline void dequant_launch(const nf4_int4_tensor &weight, void *out, nf4_dtype d
   check(nf4_int4_dequant_launch(&weight, out, dtype, stream));
 }
 
-// Calls visit(part, bytes) for the parts of a weight, of which some may be NULL.
+// Calls visit(part, bytes) for the parts of a weight; some may be NULL.
 template <class Visit>
 void visit_parts(nf4_tensor &weight, Visit visit) {
   const nf4_sizes sizes = sizes_of(weight);
@@ -62,8 +61,8 @@ void visit_parts(nf4_int4_tensor &weight, Visit visit) {
   visit(weight.g_idx, weight.cols * 4);
   visit(weight.permutation, weight.cols * 4);
 }
-// A weight with its parts elsewhere, as in the memory of a GPU: copy(part, bytes) returns where the
-// copy of a part is.
+// Returns a weight whose parts are elsewhere, such as in the memory of a GPU: copy(part, bytes)
+// returns the address of the copy of a part.
 template <class Weight, class Copy>
 Weight copy_parts(Weight weight, Copy copy) {
   visit_parts(weight, [&copy](auto *&part, int64_t bytes) {
@@ -72,19 +71,19 @@ Weight copy_parts(Weight weight, Copy copy) {
   return weight;
 }
 
-// What its functions throw is what nf4_matmul_batch_* and nf4_int4_matmul_batch_* refuse. It copies
-// descriptors and args, and keeps the pointers in them.
+// Several products of one x. Its functions throw if nf4_matmul_batch_* or nf4_int4_matmul_batch_*
+// refuse the arguments. It copies descriptors and args, and keeps the pointers in them.
 class Products {
  public:
   void add(const nf4_tensor &weight, const nf4_matmul_args &args) { nf4_.add(weight, args); }
   void add(const nf4_int4_tensor &weight, const nf4_matmul_args &args) { int4_.add(weight, args); }
-  // The number of rows of x and y, in all args.
+  // Sets the number of rows of x and y in all args.
   void set_rows(int64_t m) {
     for (auto *all : {&nf4_.args, &int4_.args})
       for (nf4_matmul_args &args : *all) args.m = m;
   }
 
-  // On host memory; threads as in nf4_dequant_cpu.
+  // Computes the products on host memory; threads as in nf4_dequant_cpu.
   void cpu(int32_t threads = 0) const {
     check(nf4_matmul_batch_cpu(nf4_.data(), nf4_.args.data(), nf4_.size(), threads));
     check(nf4_int4_matmul_batch_cpu(int4_.data(), int4_.args.data(), int4_.size(), threads));
@@ -97,21 +96,22 @@ class Products {
         nf4_int4_matmul_batch_workspace_size(int4_.data(), int4_.args.data(), int4_.size(), &int4));
     return std::max(nf4, int4);
   }
-  // Tells if a dense weight for each of them is expected to take less time than `launch`, or, for
-  // NF4_DEVICE_CPU, than `cpu`: nf4_matmul_path and nf4_int4_matmul_path say NF4_PATH_DENSE of all.
-  // Without a product it is false. The answer for as many rows stays the same; engines may keep it.
+  // Tells whether a dense weight for each product is expected to take less time than `launch` or,
+  // for NF4_DEVICE_CPU, than `cpu`: nf4_matmul_path and nf4_int4_matmul_path answer NF4_PATH_DENSE
+  // for all. Without a product it is false. The answer for a number of rows stays the same, so
+  // engines may keep it.
   bool prefer_dense(int32_t device) const {
     return nf4_.size() + int4_.size() > 0 && nf4_.all_dense(nf4_matmul_path, device) &&
            int4_.all_dense(nf4_int4_matmul_path, device);
   }
-  // Calls visit(weight, args) for each, those of NF4 and FP4 first: for an engine that computes
-  // them itself.
+  // Calls visit(weight, args) for each product, NF4 and FP4 first, for an engine that computes them
+  // itself.
   template <class Visit>
   void visit(Visit visit) const {
     nf4_.visit(visit);
     int4_.visit(visit);
   }
-  // Enqueues them on a stream.
+  // Enqueues the products on a stream.
   void launch(void *workspace, size_t bytes, nf4_stream stream) const {
     check(nf4_matmul_batch_launch(nf4_.data(), nf4_.args.data(), nf4_.size(), workspace, bytes,
                                   stream));
@@ -122,7 +122,7 @@ class Products {
  private:
   template <class Weight>
   struct Batch {
-    std::list<Weight> weights;  // which nf4.h takes by their addresses
+    std::list<Weight> weights;  // a list, since nf4.h takes the weights by their addresses
     std::vector<const Weight *> pointers;
     std::vector<nf4_matmul_args> args;
 

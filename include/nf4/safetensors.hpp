@@ -1,9 +1,9 @@
-// Safetensors files, mapped or read, and checked, and which ones a folder's checkpoint has: what
-// checkpoint.hpp reads. A header alone, in C++17, on POSIX and the standard library.
+// Maps or reads safetensors files, checks them, and finds the files of a folder's checkpoint.
+// checkpoint.hpp uses it. Header-only, C++17, on POSIX and the standard library.
 //
-// LIFETIMES  Tensors are only to be read, and valid as long as what opened their file. Nobody may
-//            change a mapped file meanwhile; reading what was cut off raises SIGBUS.
-// ERRORS     As in json.hpp; those of a file name it.
+// LIFETIMES  Tensors are read-only, and valid as long as the object that opened their file. Nobody
+//            may change a mapped file meanwhile; reading a part that was cut off raises SIGBUS.
+// ERRORS     As in json.hpp; errors of a file name it.
 #ifndef NF4_SAFETENSORS_HPP
 #define NF4_SAFETENSORS_HPP
 
@@ -25,29 +25,31 @@
 namespace nf4 {
 inline namespace NF4_INLINE_NAMESPACE {
 
-// Says how a file's tensors come into memory. Mapped, they are read from the file when they are
-// used, and processes share them. Read, they take memory of their own from the start; that is
-// faster on file systems over a network (Lustre, NFS), and later changes of the file do not matter.
+// Says how a file's tensors come into memory. Mapped tensors are read from the file when they are
+// used, and processes share them. Tensors that are read take memory of their own from the start;
+// that is faster on network file systems (Lustre, NFS), and later changes of the file do not
+// matter.
 enum class FileAccess { kMap, kRead };
 
 // A tensor of a file.
 struct StoredTensor {
-  std::string name;   // in errors: the file's and its own
-  std::string dtype;  // as safetensors has it, such as "BF16"
+  std::string name;   // for errors: the names of the file and of the tensor
+  std::string dtype;  // the name in safetensors, such as "BF16"
   Shape shape;
   const uint8_t *data;  // at any alignment
-  int64_t bytes;        // as many as dtype and shape ask for
+  int64_t bytes;        // the size that dtype and shape imply
 };
 
 namespace detail {
 
-// `first` times all sizes; -1, which no size is, if that is more than 2^63 - 1.
+// `first` times all sizes; -1, which is no size, if that is more than 2^63 - 1.
 inline int64_t product(const Shape &shape, int64_t first) {
   for (const int64_t size : shape)
     if (__builtin_mul_overflow(first, size, &first)) return -1;
   return first;
 }
-// As of a dense tensor, where a size of 0 does not hide that the others are too large.
+// The same as for a tensor without sizes of 0, so that a 0 does not hide other sizes that are too
+// large.
 inline int64_t product_of_sizes(Shape shape, int64_t first) {
   const bool is_empty = std::count(shape.begin(), shape.end(), 0) != 0;
   std::replace(shape.begin(), shape.end(), int64_t{0}, int64_t{1});
@@ -61,11 +63,12 @@ struct Unmap {
 };
 using Memory = std::unique_ptr<void, Unmap>;
 
-// A regular file, open to be read.
+// A regular file, open for reading.
 class RegularFile {
  public:
   explicit RegularFile(const std::string &path)
-      : path_(path), fd_{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)} {  // or FIFOs wait
+      // Without O_NONBLOCK, FIFOs wait.
+      : path_(path), fd_{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)} {
     require(fd_.value >= 0, path, ": cannot be read: ", std::strerror(errno));
     struct stat status{};
     require(fstat(fd_.value, &status) == 0 && S_ISREG(status.st_mode), path,
@@ -114,7 +117,7 @@ class RegularFile {
   size_t bytes_ = 0;
 };
 
-// 0 for what is no dtype of safetensors.
+// Returns 0 for a name that is no dtype of safetensors.
 inline int64_t bits_of(std::string_view dtype) {
   static constexpr std::pair<int, std::string_view> kDtypes[] = {
       {4, " F4 "},
@@ -131,7 +134,7 @@ inline int64_t bits_of(std::string_view dtype) {
 
 }  // namespace detail
 
-// Throws where it cannot be read or breaks the format.
+// Throws if the file cannot be read or breaks the format.
 class SafetensorsFile {
  public:
   std::map<std::string, StoredTensor> tensors;
@@ -140,7 +143,7 @@ class SafetensorsFile {
     const detail::RegularFile file(path);
     memory_ = file.contents(access);
     const auto *bytes = static_cast<const uint8_t *>(memory_.get());
-    // 8 bytes: the size of the header, which is JSON: tensors by name. Then their data.
+    // 8 bytes give the size of the header, which is JSON: tensors by name. Their data follows.
     uint64_t header = UINT64_MAX;
     if (file.bytes() >= 8) std::memcpy(&header, bytes, 8);
     require(file.bytes() >= 8 && header <= file.bytes() - 8, path,
@@ -182,7 +185,7 @@ class SafetensorsFile {
             dtype, " of shape ", text(shape));
     return {entry.name, dtype, shape, data_ + offsets[0], bytes};
   }
-  // All data belongs to one tensor each.
+  // Checks that every byte of the data belongs to exactly one tensor.
   void check_coverage(const std::string &path) const {
     std::vector<const StoredTensor *> sorted;
     for (const auto &[name, tensor] : tensors) sorted.push_back(&tensor);
@@ -206,13 +209,13 @@ class SafetensorsFile {
   int64_t data_bytes_ = 0;
 };
 
-// The files of a checkpoint: of a path to a safetensors file, to an index or to a folder, in which
-// it is model.safetensors, else model.safetensors.index.json, else the only index, else the only
-// safetensors file. Throws where there is none, and for what is no index.
+// Finds the files of a checkpoint. The path names a safetensors file, an index or a folder. A
+// folder's checkpoint is model.safetensors, else model.safetensors.index.json, else the only index,
+// else the only safetensors file. Throws if there is none, and if an index is not valid.
 struct CheckpointFiles {
   std::set<std::string> paths;
   std::string folder, index;  // "" where there is none
-  Json weight_map;            // of the index: tensors, and the names of their files
+  Json weight_map;            // from the index: tensors, and the names of their files
 
   explicit CheckpointFiles(const std::string &path) {
     const std::string suffix = ".safetensors.index.json";
@@ -241,7 +244,7 @@ struct CheckpointFiles {
     for (; !error && at != std::filesystem::directory_iterator(); at.increment(error))
       names.insert(at->path().filename());
     require(!error, path, ": cannot be read: ", error.message());
-    // model.safetensors before an index, as transformers does.
+    // model.safetensors comes before an index, as in transformers.
     for (const char *single : {"model.safetensors", "model.safetensors.index.json"})
       if (names.count(single)) return single;
     for (const std::string &name : names) {

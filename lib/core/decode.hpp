@@ -1,5 +1,5 @@
-// What a stored byte means: nibble order, and the scale of double quantization. The only
-// definition, for the CPU reference and for every kernel.
+// The meaning of a stored byte: the nibble order, and the scale of double quantization. The CPU
+// reference and every kernel use this one definition.
 #pragma once
 
 #include <cfloat>
@@ -15,9 +15,8 @@ namespace nf4 {
 #endif
 static_assert(FLT_EVAL_METHOD == 0, "binary32 arithmetic in binary32 (x87 is not supported)");
 
-// Binary32 multiply and add, each rounded: never contracted to an FMA, which would
-// change about a quarter of the nested scales by an ulp. Host code is compiled with
-// -ffp-contract=off.
+// Binary32 multiply and add, each rounded. They are never contracted to an FMA, which would change
+// about a quarter of the nested scales by an ulp. Host code is compiled with -ffp-contract=off.
 NF4_HOST_DEVICE constexpr float multiply_rn(float a, float b) {
   NF4_DEVICE_ONLY(return __fmul_rn(a, b));
   return a * b;
@@ -33,13 +32,13 @@ NF4_HOST_DEVICE constexpr float divide_rn(float a, float b) {
   return a / b;
 }
 
-// The 4-bit code of element i: even elements are in the high nibble.
+// Returns the 4-bit code of element i: even elements are in the high nibble.
 NF4_HOST_DEVICE uint32_t unpack_code(const uint8_t *packed, int64_t i) {
   const uint32_t byte = packed[i / 2];
   return i % 2 == 0 ? byte >> 4 : byte & 15u;
 }
 
-// The byte of two codes, of an even element and the odd one after it.
+// Returns the byte that holds the codes of an even element and of the odd one after it.
 NF4_HOST_DEVICE uint8_t pack_codes(uint32_t even, uint32_t odd) {
   return static_cast<uint8_t>(even << 4 | odd);
 }

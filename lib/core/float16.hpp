@@ -1,5 +1,5 @@
-// float <-> fp16 and bf16 by bits, round-to-nearest-even, NaN kept a NaN. For the
-// host; on a GPU the hardware converts likewise.
+// Converts float to and from fp16 and bf16 by bits, with round-to-nearest-even; a NaN stays a NaN.
+// This is for the host; on a GPU the hardware converts in the same way.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace nf4 {
 
-// Storage of a 16-bit float: a type of its own, so that dtypes are distinct types.
+// Storage of a 16-bit float. It has a type of its own, so that dtypes are distinct types.
 struct Half {
   uint16_t bits;
 };
@@ -55,7 +55,7 @@ inline float half_to_float(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t magnitude = h & 0x7fffu;
   if (magnitude >= 0x7c00u) return bits_float(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-  // The bits as a float are the value times 2^-112, subnormal halves included.
+  // The bits, taken as a float, are the value times 2^-112, subnormal halves included.
   return bits_float(sign | float_bits(bits_float(magnitude << 13) * 0x1p112f));
 }
 

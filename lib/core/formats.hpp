@@ -1,6 +1,6 @@
-// The formats: a row each. The codebook of the 4-bit codes, and the same in 16 bits, rounded for
-// matrix products so that the errors of many weights cancel (docs/formats.md); also the 8-bit
-// code of nested scales. To add a format, give it a row here and a NF4_FORMAT_* in nf4.h.
+// The formats, a row each: the codebook of the 4-bit codes, and the same in 16 bits, rounded for
+// matrix products so that the errors of many weights cancel (docs/formats.md). The 8-bit code of
+// nested scales is here too. To add a format, add a row here and an NF4_FORMAT_* in nf4.h.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@ constexpr int kScaleCodeSize = 256;
 using Codebook = std::array<float, kCodebookSize>;
 using ScaleCode = std::array<float, kScaleCodeSize>;
 
-// Entry i of a codebook is entries[i], bits of a 16-bit float, times the unit; around_one below
-// has other bits.
+// Entry i of a codebook is entries[i], the bits of a 16-bit float, times the unit. around_one below
+// has bits of another kind.
 struct RoundedCodebook {
   float unit;
   uint16_t entries[kCodebookSize];
@@ -27,20 +27,20 @@ struct RoundedCodebook {
 struct Format {
   nf4_format id;
   const char *name;
-  Codebook codebook;  // by code
+  Codebook codebook;  // indexed by code
   RoundedCodebook bf16;
   RoundedCodebook fp16;
-  // For weights that are rounded once they are multiplied by a scale, which may have 16 bits, so
-  // that 1 is exact. For those in bf16: in fp16, of unit 1.
+  // For weights that are rounded after they are multiplied by a scale, which may have 16 bits; 1 is
+  // exact. This one, in fp16 with unit 1, is for weights in bf16.
   RoundedCodebook fp16_with_one;
-  // For those in fp16: bits 8 to 23 of the binary32 number 1 + entry / unit in [0.5, 2), of which
-  // the others are those of 0.5.
+  // The same for weights in fp16: bits 8 to 23 of the binary32 number 1 + entry / unit in [0.5, 2).
+  // The other bits are those of 0.5.
   RoundedCodebook around_one;
 };
 
-// The 16-bit codebooks are found by tools/round_codebooks.py. Error of normal weights in blocks of
-// 64, relative to their root mean square: its root mean square, its mean, and the largest mean for
-// blocks of 32 to 4096.
+// tools/round_codebooks.py finds the 16-bit codebooks. The table shows the error of normal weights
+// in blocks of 64, relative to their root mean square: its root mean square, its mean, and the
+// largest mean for blocks of 32 to 4096.
 //
 //                       rounded to nearest            these
 //   NF4, bf16           1.4e-03  4.6e-04  4.7e-04    1.0e-03 -8.0e-06  1.4e-05
@@ -90,7 +90,7 @@ inline constexpr Format kFormats[] = {
       {0x0402, 0x29ad, 0x3ee5, 0x4f09, 0x5cbb, 0x6917, 0x74b6, 0x8000, 0x84ef, 0x89fa, 0x8f42,
        0x94f3, 0x9b53, 0xa2e1, 0xacd2, 0xbdff}}},
 #if defined(NF4_TEST_FORMAT)
-    // For a test build: a format that this table alone knows. 16 equal steps, descending.
+    // A format for test builds, which only this table knows: 16 equal steps, descending.
     {NF4_TEST_FORMAT,
      "test",
      {15 / 15.0f, 13 / 15.0f, 11 / 15.0f, 9 / 15.0f, 7 / 15.0f, 5 / 15.0f, 3 / 15.0f, 1 / 15.0f,
@@ -111,7 +111,7 @@ inline constexpr Format kFormats[] = {
 #endif
 };
 
-// The row of a format, or -1.
+// Returns the row of a format, or -1.
 constexpr int format_row(nf4_format id) {
   int row = -1;
   int i = 0;
@@ -122,9 +122,9 @@ constexpr int format_row(nf4_format id) {
   return row;
 }
 
-// The magnitudes below 1 of bitsandbytes' signed dynamic map, ascending. For i of 0..6
-// they are 10^(i - 6) times the midpoints of 2^i equal parts of [0.1, 1]
-// (create_dynamic_map in bitsandbytes/functional.py), with torch's float32 rounding.
+// The magnitudes below 1 of bitsandbytes' signed dynamic map, ascending. For i of 0..6 they are
+// 10^(i - 6) times the midpoints of 2^i equal parts of [0.1, 1] (create_dynamic_map in
+// bitsandbytes/functional.py), with torch's float32 rounding.
 constexpr std::array<float, 127> kDynamicMapMagnitudes = {
     5.50000038e-07f, 3.25000019e-06f, 7.7499999e-06f,  2.12499981e-05f, 4.37499984e-05f,
     6.62500024e-05f, 8.87499991e-05f, 0.000156250011f, 0.000268750038f, 0.000381250022f,
@@ -153,7 +153,7 @@ constexpr std::array<float, 127> kDynamicMapMagnitudes = {
     0.908593774f,    0.922656238f,    0.936718762f,    0.950781226f,    0.96484375f,
     0.978906274f,    0.992968738f};
 
-// The whole map, ascending: -magnitudes, 0, +magnitudes, 1. It has no -1.
+// The whole map, ascending: -magnitudes, 0, +magnitudes, 1. It does not contain -1.
 constexpr ScaleCode make_scale_code() {
   ScaleCode code{};
   for (int i = 0; i < 127; ++i) {

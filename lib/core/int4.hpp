@@ -1,6 +1,6 @@
-// Where integer weights keep the code, the zero point and the scale of an element, and its value.
-// The layouts are those of GPTQModel (nn_modules/qlinear), AutoAWQ (WQLinear_GEMM) and
-// compressed-tensors (pack-quantized).
+// Says where integer weights keep the code, the zero point and the scale of an element, and
+// computes its value. The layouts are those of GPTQModel (nn_modules/qlinear), AutoAWQ
+// (WQLinear_GEMM) and compressed-tensors (pack-quantized).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace nf4 {
 constexpr int kInt4PerWord = 8;
 constexpr uint32_t kInt4SymmetricZero = 8;
 
-// A code in an array of words: bits [shift, shift + 4) of a word.
+// The place of a code in an array of words: bits [shift, shift + 4) of a word.
 struct Int4Place {
   int64_t word;
   int shift;
@@ -24,14 +24,14 @@ NF4_HOST_DEVICE uint32_t unpack_int4(const uint32_t *words, Int4Place place) {
   return words[place.word] >> place.shift & 15u;
 }
 
-// Nibble i of a word of AWQ holds column 8 c + {0, 2, 4, 6, 1, 3, 5, 7}[i]; this is the inverse.
+// Nibble i of an AWQ word holds column 8 c + {0, 2, 4, 6, 1, 3, 5, 7}[i]; this is the inverse.
 NF4_HOST_DEVICE constexpr int awq_nibble(int index) { return index / 2 + index % 2 * 4; }
 
 NF4_HOST_DEVICE constexpr int64_t int4_words(int64_t codes) {
   return codes / kInt4PerWord + (codes % kInt4PerWord != 0);
 }
 
-// Words of the codes and of the zeros of a weight.
+// The number of words of the codes and of the zeros of a weight.
 NF4_HOST_DEVICE constexpr int64_t int4_packed_words(nf4_int4_layout layout, int64_t rows,
                                                     int64_t cols) {
   return layout == NF4_INT4_COMPRESSED_TENSORS ? rows * int4_words(cols)
@@ -41,7 +41,7 @@ NF4_HOST_DEVICE constexpr int64_t int4_zero_words(int64_t rows, int64_t groups) 
   return int4_words(rows) * groups;
 }
 
-// The code of row n, stored column k.
+// The place of the code of row n, stored column k.
 NF4_HOST_DEVICE Int4Place int4_code(nf4_int4_layout layout, int64_t rows, int64_t cols, int64_t n,
                                     int64_t k) {
   if (layout == NF4_INT4_GPTQ) return {k / 8 * rows + n, static_cast<int>(k % 8) * 4};
@@ -50,7 +50,7 @@ NF4_HOST_DEVICE Int4Place int4_code(nf4_int4_layout layout, int64_t rows, int64_
   return {n * int4_words(cols) + k / 8, static_cast<int>(k % 8) * 4};
 }
 
-// The stored zero of row n, group g.
+// The place of the stored zero of row n, group g.
 NF4_HOST_DEVICE Int4Place int4_zero(nf4_int4_layout layout, int64_t rows, int64_t groups, int64_t n,
                                     int64_t g) {
   const int index = static_cast<int>(n % 8);
@@ -65,10 +65,10 @@ NF4_HOST_DEVICE int64_t int4_scale(nf4_int4_layout layout, int64_t rows, int64_t
   return layout == NF4_INT4_COMPRESSED_TENSORS ? n * groups + g : g * rows + n;
 }
 
-// What a word of stored zeros means. GPTQ v1 stores z - 1, subtracted from the whole word as
-// GPTQModel does: a zero of 0 borrows from the next.
+// Decodes a word of stored zeros. GPTQ v1 stores z - 1, subtracted from the whole word as GPTQModel
+// does: a zero of 0 borrows from the next one.
 constexpr uint32_t kInt4Ones = 0x11111111;
-constexpr uint32_t kInt4SymmetricZeros = kInt4SymmetricZero * kInt4Ones;  // a word of them
+constexpr uint32_t kInt4SymmetricZeros = kInt4SymmetricZero * kInt4Ones;  // a word of eight
 NF4_HOST_DEVICE uint32_t int4_zero_word(uint32_t stored, uint32_t zero_offset) {
   return stored + zero_offset * kInt4Ones;
 }
@@ -77,7 +77,7 @@ NF4_HOST_DEVICE uint32_t unpack_int4_zero(const uint32_t *words, Int4Place place
   return int4_zero_word(words[place.word], zero_offset) >> place.shift & 15u;
 }
 
-// Exact: the difference has 5 bits and a scale of 16 bits at most 11.
+// The product is exact: the difference has 5 bits and a 16-bit scale has at most 11.
 NF4_HOST_DEVICE float int4_value(uint32_t code, uint32_t zero, float scale) {
   return multiply_rn(static_cast<float>(static_cast<int>(code) - static_cast<int>(zero)), scale);
 }

@@ -7,7 +7,7 @@
 #define NF4_HOST_DEVICE inline
 #endif
 
-// Code that runs on the device, but not while a compiler evaluates a constant, where the
+// Marks code that runs on the device, except while a compiler evaluates a constant: there the
 // device's intrinsics are unknown.
 #if defined(__CUDA_ARCH__)
 #define NF4_DEVICE_ONLY(statement) \

@@ -1,5 +1,5 @@
-// Rounds a caller's codebook to 16 bits, as tools/round_codebooks.py has done with the formats'
-// (formats.hpp), but fast: a matmul waits for it.
+// Rounds a caller's codebook to 16 bits, as tools/round_codebooks.py does with the codebooks of the
+// formats (formats.hpp). It is fast, since a matmul waits for it.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +25,9 @@ struct Precision<BFloat16> {
   static constexpr uint16_t kInfinity = 0x7f80;
 };
 
-// Tries factors, and for each to round at most one entry to the next nearest number. Of these the
-// best has the least mean square error and mean error of normal weights. Entries that are not
-// finite are converted and have no part in it.
+// Tries factors. For each factor it tries to round at most one entry to its second nearest number.
+// It keeps the result with the least cost, which combines the mean square error and the mean error
+// of normal weights. Entries that are not finite are converted and do not count.
 template <class T>
 class CodebookRounding {
  public:
@@ -57,18 +57,19 @@ class CodebookRounding {
 
  private:
   static constexpr int kFactors = 128;
-  // The distributions of weights: normal, truncated where the absmax of a block of 32, 1024 or 4096
-  // elements usually is, in standard deviations.
+  // The distributions of weights: normal, truncated at the usual absmax of a block of 32, 1024 or
+  // 4096 elements, in standard deviations.
   static constexpr double kTails[] = {2.1, 3.2, 3.7};
   static constexpr int kDistributions = 3;
-  // Of a mean error, beside a root mean square error: in a row of x with a mean of its own the
-  // former adds up with the columns, the latter with their square root, here that of 4096.
+  // The weight of a mean error relative to a root mean square error. If a row of x has a nonzero
+  // mean, mean errors add up with the number of columns and the others with its square root; 64 is
+  // the root of 4096 columns.
   static constexpr double kWeightOfMean = 64;
 
-  // Over all entries, relative to the weights' root mean square.
+  // Sums over all entries, relative to the weights' root mean square.
   struct Sums {
     double errors[kDistributions] = {};
-    double squares = 0;  // of errors, of all distributions
+    double squares = 0;  // the squares of errors, over all distributions
 
     double cost() const {
       double total = squares;
@@ -127,7 +128,7 @@ class CodebookRounding {
     }
   }
 
-  // The error of entry i becomes `after` instead of `before`.
+  // Accounts for a change of entry i's error from `before` to `after`.
   void add(Sums &sums, int i, double before, double after) const {
     for (int d = 0; d < kDistributions; ++d)
       sums.errors[d] += error_weights_[d][i] * (after - before);
@@ -144,7 +145,7 @@ class CodebookRounding {
 
   static double number(uint16_t bits) { return to_float(T{bits}); }
   static uint16_t nearest(double x) { return from_float<T>(static_cast<float>(x)).bits; }
-  // The nearest number on the other side of x.
+  // Returns the nearest number on the other side of x.
   static uint16_t next_nearest(double x, uint16_t bits) {
     return static_cast<uint16_t>(std::fabs(number(bits)) > std::fabs(x) ? bits - 1 : bits + 1);
   }
@@ -157,9 +158,11 @@ class CodebookRounding {
 
   const float *codebook_;
   float largest_ = 0;
-  double power_;  // of two: scales the largest entry to [1, 2), or the unit to a normal float
-  double values_[kCodebookSize];  // entries over power_; not finite ones are 0
-  double error_weights_[kDistributions][kCodebookSize] = {};  // in Sums::errors
+  // a power of two that scales the largest entry to [1, 2), or the unit to a normal float
+  double power_;
+  double values_[kCodebookSize];  // entries over power_; 0 for those that are not finite
+  // factors of the entries in Sums::errors
+  double error_weights_[kDistributions][kCodebookSize] = {};
   double square_weights_[kCodebookSize] = {};
   double best_cost_ = INFINITY;
   double best_factor_ = 1;

@@ -1,5 +1,5 @@
-// Rounding to nearest into integer weights: the scale and zero point of a group, and the code of an
-// element, as nf4.h defines them. Host and device, the same bits.
+// Rounds to nearest into integer weights: computes the scale and zero point of a group, and the
+// code of an element, as nf4.h defines them. Host and device compute the same bits.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace nf4 {
 
-// Of the finite elements of a group.
+// The range of the finite elements of a group.
 struct Int4Range {
   float low = 0;
   float high = 0;
@@ -26,12 +26,12 @@ constexpr float kInt4Max = 15;
 // The scale of a group before it is rounded to 16 bits.
 NF4_HOST_DEVICE float int4_exact_scale(const Int4Range &range, bool symmetric) {
   if (!symmetric) return divide_rn(add_rn(range.high, -range.low), kInt4Max);
-  // Of zeros alone it is +0, which int4_scale_bits knows, and not -0.
+  // If all elements are zero this is +0 and not -0; int4_scale_bits recognises only +0.
   const float absmax = -range.low > range.high ? -range.low : range.high;
   return divide_rn(multiply_rn(2.0f, absmax), kInt4Max);
 }
 
-// Bits of a scale rounded to `dtype`, brought within its positive finite numbers.
+// Returns the bits of a scale rounded to `dtype`, clamped to the positive finite numbers of it.
 NF4_HOST_DEVICE uint16_t int4_scale_bits(uint16_t rounded, nf4_dtype dtype) {
   const uint16_t largest = dtype == NF4_DTYPE_FP16 ? 0x7bff : 0x7f7f;
   if (rounded == 0) return 1;

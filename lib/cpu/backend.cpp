@@ -26,8 +26,8 @@ namespace {
 
 bool always() { return true; }
 
-// Whether the machine has the instructions that a variant's files are compiled for. Whether the
-// operating system saves their registers, __builtin_cpu_supports asks.
+// Tells whether the machine has the instructions that a variant's files are compiled for.
+// __builtin_cpu_supports also checks that the operating system saves their registers.
 #if defined(NF4_AVX512)
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -146,7 +146,8 @@ const Variant &best_variant() {
   return *best;
 }
 
-// Less work than this, about 50 microseconds for the vector variants, is not worth a thread.
+// A thread is not worth starting for less work than this: about 50 microseconds for the vector
+// variants.
 constexpr int64_t kDequantElementsPerThread = 1 << 20;
 constexpr int64_t kQuantizeElementsPerThread = 1 << 18;
 constexpr int64_t kProductsPerThread = 1 << 20;
@@ -187,7 +188,7 @@ void quantize(const QuantizeProblem &problem, int threads) {
   variant.quantize_scales(weight, scales, partial_sums, threads);
 }
 
-// What the matmul and the gradient of a problem with an adapter read.
+// Computes the adapter's product, which the matmul and the gradient read.
 void lora_product(const Variant &variant, const MatmulProblem &problem, int threads) {
   if (problem.lora.rank == 0) return;
   const int64_t products = problem.lora.rank * problem.x_columns();
@@ -229,7 +230,7 @@ void lora_grad(const LoraGradProblem &problem, int threads) {
   const CallEnvironment environment;
   const Variant &variant = variant_in_use();
   constexpr int64_t kUnit = 256;
-  // Divided in turn: an m without matrices may be any.
+  // The divisions are one after another because m may be any number if there are no matrices.
   const int64_t units_per_thread =
       kProductsPerThread / kUnit / problem.rank / std::max<int64_t>(1, problem.m);
   for (const LoraGradPart &part : {LoraGradPart{problem, problem.a, problem.a.out_stride, 1},
@@ -240,7 +241,8 @@ void lora_grad(const LoraGradProblem &problem, int threads) {
                  });
 }
 
-// Calls run(rows) on parts of a weight's rows that begin at a multiple of 64: a line of words.
+// Calls run(rows) on parts of a weight's rows. Each part begins at a multiple of 64, a cache line
+// of words.
 template <class Run>
 void for_rows(const Int4Weight &weight, int64_t elements_per_thread, int threads, const Run &run) {
   constexpr int64_t kUnit = 64;

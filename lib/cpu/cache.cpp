@@ -1,5 +1,5 @@
-// By cpuid: sysconf(_SC_LEVEL3_CACHE_SIZE) tells the size of the whole package on AMD processors,
-// ten times what a core can use, and /sys may be unreadable.
+// Reads the cache size by cpuid. sysconf(_SC_LEVEL3_CACHE_SIZE) gives the size of the whole package
+// on AMD processors, ten times what a core can use, and /sys may be unreadable.
 #include "cpu/cache.hpp"
 
 #if defined(__x86_64__)
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kUsualBytes = int64_t{32} << 20;
 
 #if defined(__x86_64__)
-// "Deterministic cache parameters", in the same fields for Intel and AMD.
+// The leaves "Deterministic cache parameters" of Intel and AMD, which have the same fields.
 constexpr unsigned kCacheLeaves[] = {4, 0x8000001d};
 constexpr unsigned kMaxCaches = 8;
 

@@ -1,4 +1,4 @@
-// What of the calling thread's state a call on the CPU changes for its duration.
+// The state of the calling thread that a call on the CPU changes for its duration.
 #pragma once
 
 #include <pthread.h>
@@ -7,9 +7,10 @@
 
 namespace nf4::cpu {
 
-// Kernels promise bits, so they run in the default floating-point environment whatever the
-// caller's is (flush-to-zero, say); threads that are made within it inherit it. A cancellation
-// waits until the call is over: unwinding would leave threads behind that work on its stack.
+// Kernels promise exact bits, so they run in the default floating-point environment, whatever the
+// caller's is (flush-to-zero, for example). Threads that are started within it inherit it. A
+// cancellation waits until the call is over: unwinding would leave threads behind that still work
+// on the caller's stack.
 class CallEnvironment {
  public:
   CallEnvironment() {
@@ -17,7 +18,7 @@ class CallEnvironment {
     std::fegetenv(&floats_);
     std::fesetenv(FE_DFL_ENV);
   }
-  // Throws where an asynchronous cancellation has waited: the thread is unwound from here.
+  // Throws if an asynchronous cancellation has waited: the thread is unwound from here.
   ~CallEnvironment() noexcept(false) {
     std::fesetenv(&floats_);
     pthread_setcancelstate(cancel_state_, nullptr);

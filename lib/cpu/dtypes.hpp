@@ -1,4 +1,4 @@
-// From a dtype at run time to a type at compile time.
+// Turns a dtype at run time into a type at compile time.
 #pragma once
 
 #include "core/float16.hpp"

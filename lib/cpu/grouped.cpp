@@ -1,4 +1,5 @@
-// Products of experts, and their gradient: those of one expert are a product of rows of the stack.
+// Products of experts, and their gradient. The rows of one expert are a product with rows of the
+// stacked weight.
 #include "core/formats.hpp"
 #include "core/int4.hpp"
 #include "cpu/backend.hpp"
@@ -9,7 +10,7 @@
 namespace nf4::cpu {
 namespace {
 
-// The address so many bytes on; NULL stays NULL.
+// Advances an address by a number of bytes; NULL stays NULL.
 template <class T>
 T *offset_by(T *address, int64_t bytes) {
   if (address == nullptr) return nullptr;
@@ -26,8 +27,8 @@ Group group_of(const GroupedProblemOf<W> &problem, int32_t expert, RowRange m) {
   return group;
 }
 
-// What the products of all kinds of weights have. `first`: of the rows of the weight that the
-// product knows, which its bias and its y begin with.
+// Sets the fields that the products of all kinds of weights share. `first` is the first row of the
+// product's weight, at which its bias and its y begin.
 template <class W>
 MatmulProblemOf<W> common_product(const GroupedProblemOf<W> &problem, int32_t expert, RowRange m,
                                   int64_t first) {
@@ -47,13 +48,13 @@ MatmulProblemOf<W> common_product(const GroupedProblemOf<W> &problem, int32_t ex
   return product;
 }
 
-// Without any row of x, there is nothing to multiply.
+// If there is no row of x, there is nothing to multiply.
 template <class W>
 bool lacks_x(const GroupedProblemOf<W> &problem) {
   return problem.x_index != nullptr && problem.x_rows == 0;
 }
 
-// As one with the weight of all, of which it takes its own rows.
+// The product has the whole stacked weight and uses its own rows of it.
 MatmulProblem product_of_expert(const GroupedProblem &problem, int32_t expert, RowRange m) {
   MatmulProblem product =
       common_product(problem, expert, m, problem.gradient ? 0 : expert * problem.expert_rows());
@@ -77,7 +78,7 @@ Int4MatmulProblem product_of_expert(const Int4GroupedProblem &problem, int32_t e
   return product;
 }
 
-// Calls run(expert, its product, columns of y), each part of y once.
+// Calls run(expert, its product, columns of y), once for each part of y.
 template <class W, class Run>
 void for_experts(const GroupedProblemOf<W> &problem, int threads, const Run &run) {
   const GroupedPartition<W> partition(problem, threads_of(threads));

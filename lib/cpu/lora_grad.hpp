@@ -1,11 +1,11 @@
-// One of the gradients of an adapter's matrices, as it lies in memory.
+// One gradient of an adapter's matrices, as it lies in memory.
 #pragma once
 
 #include "problem.hpp"
 
 namespace nf4::cpu {
 
-// Element (r, column) of the gradient is that many elements from the beginning of out.
+// Element (r, column) of the gradient is at this distance from the beginning of out, in elements.
 struct LoraGradPart {
   const LoraGradProblem &problem;
   const LoraGrad &of;

@@ -1,4 +1,4 @@
-// Work stealing: a range in one share for each thread (workers.hpp).
+// Work stealing: a range is split into one share for each thread (workers.hpp).
 #include "cpu/parallel.hpp"
 
 #include <sched.h>
@@ -13,13 +13,13 @@
 namespace nf4::cpu {
 namespace {
 
-// A chunk is this part of what is left of a share,
+// A chunk is this fraction of the rest of a share,
 constexpr int64_t kChunks = 6;
-// and at least this part of what is worth a thread.
+// and at least this fraction of the work that is worth a thread.
 constexpr int64_t kSmallestPart = 4;
 
-// A range in one share for each thread. A thread takes chunks of its own share first, which keeps
-// what it writes in its own caches from call to call, then steals from the others'.
+// A range, split into one share for each thread. A thread takes chunks of its own share first,
+// which keeps what it writes in its own caches from call to call; then it steals from the others.
 class Range {
  public:
   Range(int64_t count, int64_t smallest, int threads, detail::Chunk chunk, const void *body)
@@ -61,7 +61,7 @@ class Range {
 }  // namespace
 
 int available_processors() {
-  // Read once, as that takes longer than a small call.
+  // The quota is read once, since reading it takes longer than a small call.
   static std::atomic<int> kept_quota{0};
   int quota = kept_quota.load(std::memory_order_relaxed);
   if (quota == 0) {

@@ -1,4 +1,4 @@
-// Decides which way a product is expected to take less time on the CPU (nf4_path).
+// Decides which way of computing a product is expected to take less time on the CPU (nf4_path).
 // docs/design/path.md has the figures.
 #include "cpu/backend.hpp"
 
@@ -9,8 +9,8 @@
 namespace nf4::cpu {
 namespace {
 
-// Instructions that multiply tiles of bf16 (AMX), and an operating system that saves their
-// registers: a dense product is likely to use them, and libnf4 has no kernels for them.
+// Checks for instructions that multiply tiles of bf16 (AMX), and for an operating system that saves
+// their registers: a dense product is likely to use them, and libnf4 has no kernels for them.
 bool find_amx() {
 #if defined(__x86_64__)
   constexpr uint32_t kOsxsave = 1u << 27, kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;

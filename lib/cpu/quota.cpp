@@ -1,5 +1,6 @@
-// A group's limit is two numbers: microseconds of processor time, and the period that they are for.
-// The limits of the groups around it hold, too. Nothing is allocated.
+// Reads the limits of cgroups. A group's limit is two numbers: microseconds of processor time, and
+// the period for which they hold. The limits of the groups around it apply, too. Nothing is
+// allocated.
 #include "cpu/quota.hpp"
 
 #include <fcntl.h>
@@ -16,7 +17,7 @@ namespace {
 
 constexpr size_t kPathBytes = 1024, kGroupsBytes = 16384;
 
-// Reads the beginning of a file as a string, which is "" where it cannot be read.
+// Reads the beginning of a file as a string; it is "" if the file cannot be read.
 void read_file(const char *path, char *text, size_t bytes) {
   ssize_t count = 0;
   const int file = open(path, O_RDONLY | O_CLOEXEC);
@@ -27,7 +28,7 @@ void read_file(const char *path, char *text, size_t bytes) {
   text[count] = '\0';
 }
 
-// These are the numbers of a file of a group's folder, 0 where there are none. "max" is no number.
+// The numbers of a file in a group's folder; 0 if there are none. "max" is not a number.
 struct Numbers {
   long long first = 0, second = 0;
 
@@ -75,7 +76,7 @@ int processors_of_quota(const char *root) {
   std::snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
   read_file(path, groups, sizeof groups);
   int least = INT_MAX;
-  // Lines such as 0::/a/b (version 2) and 4:cpu,cpuacct:/a/b (version 1).
+  // Lines have forms such as 0::/a/b (version 2) and 4:cpu,cpuacct:/a/b (version 1).
   char *rest = groups;
   while (char *line = strsep(&rest, "\n")) {
     strsep(&line, ":");

@@ -5,8 +5,8 @@
 
 namespace nf4::cpu {
 
-// Quantization blocks [begin, end) of a weight: the unit of work of dequantize and quantize.
-// A block starts at an even element, so ranges never share a byte.
+// Quantization blocks [begin, end) of a weight: the unit of work of dequantize and quantize. A
+// block starts at an even element, so ranges never share a byte.
 struct BlockRange {
   int64_t begin;
   int64_t end;

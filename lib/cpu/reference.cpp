@@ -48,7 +48,7 @@ double read_float(nf4_dtype dtype, const void *data, int64_t i) {
   return value;
 }
 
-// Of row i of x: what the adapter adds to column `column` of y.
+// The adapter's term for row i of x and column `column` of y.
 double lora_term(const MatmulProblem &problem, int64_t i, int64_t column) {
   const Lora &lora = problem.lora;
   double sum = 0;

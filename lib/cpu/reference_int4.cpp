@@ -28,7 +28,7 @@ uint16_t round_scale(float scale, nf4_dtype dtype) {
                          dtype);
 }
 
-// A group of a row.
+// Quantizes a group of a row.
 template <class T>
 void quantize_group(const Int4QuantizeProblem &problem, const T *in, int64_t n, int64_t g) {
   const Int4Weight &weight = problem.weight;
@@ -48,7 +48,7 @@ void quantize_group(const Int4QuantizeProblem &problem, const T *in, int64_t n, 
                int4_encode(to_float(x[i]), scale, zero));
 }
 
-// The words of rows that begin at a multiple of 8, before their codes are stored.
+// Clears the words of rows that begin at a multiple of 8, before their codes are stored.
 void clear_words(const Int4Weight &weight, RowRange n) {
   for (int64_t row = n.begin; row < n.end; ++row)
     for (int64_t k = 0; k < weight.cols; ++k)
@@ -59,7 +59,7 @@ void clear_words(const Int4Weight &weight, RowRange n) {
       weight.zeros[int4_zero(weight.layout, weight.rows, weight.groups, row, g).word] = 0;
 }
 
-// From zeros to what is stored of them, for rows that begin at a multiple of 8.
+// Turns zeros into their stored form, for rows that begin at a multiple of 8.
 void offset_zeros(const Int4Weight &weight, RowRange n) {
   if (weight.zeros == nullptr) return;
   for (int64_t row = n.begin; row < n.end; row += kInt4PerWord)

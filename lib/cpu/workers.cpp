@@ -1,16 +1,14 @@
-// A pool of threads. Each has a slot, which is all that a caller shares with it; slots are taken
-// from a list for the duration of a call, so that callers on several threads have threads of their
-// own. Nothing is allocated and nothing destroyed when the process exits; a child of fork() has
-// none of the threads and begins with empty slots.
+// A pool of threads. Each has a slot, which is all that a caller shares with it. Slots are taken
+// from a list for the duration of a call, so callers on several threads have threads of their own.
+// Nothing is allocated, and nothing is destroyed when the process exits; a child of fork() has none
+// of the threads and begins with empty slots. docs/design/cpu.md has the figures.
 //
-// A thread without work spins for a while, as the next call of a model is often near, and yields to
-// others meanwhile; then it sleeps. docs/design/cpu.md has the figures. The system places threads,
-// but for two cases in which one of them would hold up the call:
-// - It may be woken on its waker's processor, and wait there until that one sleeps. So threads are
-//   kept off the caller's processor when they are woken.
-// - It may wait behind a thread of the caller's that spins, as OpenMP's do for milliseconds after
-//   their work. One that has not begun is not waited for; one that has a chunk and no processor
-//   gets the caller's.
+// An idle thread spins for a while, as the next call of a model is often near, yields to others
+// meanwhile, and then sleeps. The system places threads, except in two cases that would delay a
+// call. A thread that is woken may wait on its waker's processor until that one sleeps, so it is
+// kept off the caller's processor. A thread may also wait behind a spinning thread of the caller's,
+// such as OpenMP's after their work: a call does not wait for a thread that has not begun, and a
+// thread with a chunk and no processor gets the caller's.
 #include "cpu/workers.hpp"
 
 #include <linux/futex.h>
@@ -28,8 +26,8 @@
 #include <thread>
 #include <type_traits>
 
-// ThreadSanitizer's, where the program has it: it does not see the order that the library's own
-// atomics make, as the library is not compiled for it.
+// These are ThreadSanitizer's, if the program has it. It does not see the order that the library's
+// atomics create, as the library is not compiled for it.
 extern "C" {
 [[gnu::weak]] void __tsan_acquire(void *);
 [[gnu::weak]] void __tsan_release(void *);
@@ -40,14 +38,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The stack of a thread, of which kernels use up to 160 KiB. `ulimit -s` or the program may have
-// made the default smaller.
+// The stack of a thread; kernels use up to 160 KiB of it. `ulimit -s` or the program may have made
+// the default smaller.
 constexpr size_t kStackBytes = size_t{256} << 10;
 constexpr std::chrono::microseconds kSpin{1000};
 constexpr int kPausesOfYield = 16;
-// A thread that is still busy so long after all others most likely has a chunk and no processor:
-// the last chunks of a vector variant take a tenth of it. One that does have a processor, as the
-// scalar variant's may, loses its caches and little else.
+// A thread that is still busy this long after all others most likely has a chunk and no processor:
+// the last chunks of a vector variant take a tenth of it. If the thread does have a processor, as
+// with the scalar variant, it loses its caches and little else.
 constexpr std::chrono::microseconds kPatience{100};
 
 void pause() {
@@ -58,7 +56,8 @@ void pause() {
 #endif
 }
 
-// Those that the caller may run on, and those but the one that it runs on, if there are others.
+// The processors on which the caller may run, and those without its current one, if there are
+// others.
 struct Processors {
   cpu_set_t callers;
   cpu_set_t others;
@@ -70,7 +69,7 @@ struct Processors {
   }
 };
 
-// A thread and what it is to do.
+// A thread and its work.
 class Slot {
  public:
   // Called by callers that have taken the slot.
@@ -81,8 +80,8 @@ class Slot {
     size_t bytes = 0;
     pthread_attr_getstacksize(&attributes, &bytes);
     if (bytes < kStackBytes) pthread_attr_setstacksize(&attributes, kStackBytes);
-    // No signal of the process is handled on it. Those of its own faults are: blocked, they would
-    // end the process whatever its handlers.
+    // The thread handles no signals of the process. It does handle those of its own faults: if they
+    // were blocked, they would end the process whatever its handlers.
     sigset_t blocked, before;
     sigfillset(&blocked);
     for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&blocked, fault);
@@ -95,8 +94,9 @@ class Slot {
     return started_;
   }
 
-  // Keeps the thread off the caller's processor if it is to be woken. One that spins has a
-  // processor and is left there, or a caller that migrates would move all of them before it works.
+  // Keeps the thread off the caller's processor if it must be woken. A spinning thread has a
+  // processor and stays there; otherwise a caller that migrates would move all of them before they
+  // work.
   void keep_off(const Processors &processors) {
     const bool asleep = state_.load(std::memory_order_relaxed) == kAsleep;
     if (!asleep && CPU_EQUAL(&processors.callers, &callers_)) return;
@@ -104,7 +104,7 @@ class Slot {
     callers_ = processors.callers;
   }
 
-  // A hint: where the system refuses it, the thread only comes later.
+  // This is a hint: if the system refuses it, the thread only starts later.
   void move(const cpu_set_t &processors) {
     CPU_ZERO(&callers_);
     if (CPU_EQUAL(&processors, &processors_)) return;
@@ -120,7 +120,7 @@ class Slot {
     if (state_.exchange(kSubmitted) == kAsleep) wake();
   }
 
-  // False: it has begun.
+  // Returns false if the thread has begun.
   bool cancel() {
     State submitted = kSubmitted;
     return state_.compare_exchange_strong(submitted, kIdle);
@@ -159,7 +159,7 @@ class Slot {
     return nullptr;
   }
 
-  // Waits until there is work; false: there will be none.
+  // Waits until there is work; returns false if there will be none.
   bool next() {
     auto spins_until = Clock::now() + kSpin;
     for (;;) {
@@ -195,15 +195,16 @@ class Slot {
   Workers::Work work_ = nullptr;
   void *context_ = nullptr;
   pthread_t thread_{};
-  cpu_set_t processors_{};  // those of the thread
-  cpu_set_t callers_{};  // those of the caller that kept it off its own; none if it was moved since
+  cpu_set_t processors_{};  // the processors of the thread
+  cpu_set_t callers_{};     // the processors of the caller that kept it off its own; none if it was
+                            // moved since
 };
 
 class Pool {
  public:
   constexpr Pool() = default;
 
-  // Takes so many slots with threads, or as many as there are.
+  // Takes `count` slots with threads, or as many as there are.
   int take(int count, int16_t *slots) {
     static const bool prepared = pthread_atfork(nullptr, nullptr, begin_anew) == 0;
     if (!prepared) return 0;
@@ -219,7 +220,7 @@ class Pool {
     return taken;
   }
 
-  // Threads that are more than the machine has processors for end.
+  // Ends threads beyond the number of the machine's processors.
   void release(const int16_t *slots, int count) {
     static const int kept =
         std::clamp(static_cast<int>(std::thread::hardware_concurrency()) - 1, 1, kMaxThreads - 1);
@@ -244,12 +245,13 @@ class Pool {
 
   std::mutex mutex_;
   int free_count_ = 0;
-  int16_t free_[kMaxThreads - 1] = {};  // slots with threads that no call has
+  int16_t free_[kMaxThreads - 1] = {};  // slots with threads that no call uses
   bool used_[kMaxThreads - 1] = {};     // slots with threads
   Slot slots_[kMaxThreads - 1];
 };
 
-// There before any constructor runs, and never destroyed: threads may call while the process exits.
+// It exists before any constructor runs and is never destroyed, as threads may call while the
+// process exits.
 Pool pool;
 static_assert(std::is_trivially_destructible_v<Pool>);
 

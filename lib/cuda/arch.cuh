@@ -1,10 +1,10 @@
-// What the GPU architectures differ in, as far as kernels care: one struct each, the
-// template argument of every kernel that uses more than the baseline.
+// The GPU architectures, as far as they differ for kernels: one struct each. It is the template
+// argument of every kernel that uses more than the baseline.
 #pragma once
 
 namespace nf4::cuda {
 
-// The baseline: runs everywhere from Turing on, later GPUs through its PTX.
+// The baseline, which runs everywhere from Turing on; later GPUs run it through its PTX.
 struct Sm75 {
   static constexpr const char *kName = "sm75";
   static constexpr bool kCachePolicies = false;    // createpolicy and .L2::cache_hint
@@ -35,13 +35,13 @@ struct Sm90 {
   static constexpr bool kClusters = true;
 };
 
-// Hopper's own instructions, such as wgmma: an exact family.
+// Adds the instructions that only Hopper has, such as wgmma. An exact family.
 struct Sm90a : Sm90 {
   static constexpr const char *kName = "sm90a";
 };
 
-// Threads that a multiprocessor holds (CUDA C++ Programming Guide, technical
-// specifications per compute capability), for __launch_bounds__.
+// The threads that a multiprocessor holds, for __launch_bounds__ (CUDA C++ Programming Guide,
+// technical specifications per compute capability).
 #if !defined(__CUDA_ARCH__)
 constexpr int kThreadsPerMultiprocessor = 2048;
 #elif __CUDA_ARCH__ < 800
@@ -52,8 +52,8 @@ constexpr int kThreadsPerMultiprocessor = 1536;
 constexpr int kThreadsPerMultiprocessor = 2048;
 #endif
 
-// CTAs for __launch_bounds__ that have so many threads together, or as many as a multiprocessor
-// holds.
+// The number of CTAs for __launch_bounds__ that together have resident_threads threads, or as many
+// as a multiprocessor holds.
 constexpr int resident_ctas(int resident_threads, int threads_of_block) {
   return (resident_threads < kThreadsPerMultiprocessor ? resident_threads
                                                        : kThreadsPerMultiprocessor) /

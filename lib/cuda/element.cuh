@@ -1,5 +1,4 @@
-// Element types of dense data on the device: conversions by the hardware, and vectors of
-// 16 bytes.
+// The element types of dense data on the device: conversions by the hardware, and 16-byte vectors.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,8 +30,8 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-// Two neighbours as 32 bits, the first in the low half, rounded to nearest even. On
-// sm_75 the bf16 conversion is CUDA's own emulation.
+// Packs two neighbours into 32 bits, the first in the low half, rounded to nearest even. On sm_75
+// the bf16 conversion is CUDA's own emulation.
 __device__ __forceinline__ uint32_t pack_pair(__half, float first, float second) {
   const __half2 pair = __floats2half2_rn(first, second);
   return *reinterpret_cast<const uint32_t *>(&pair);

@@ -1,4 +1,5 @@
-// Facts about a device, and its kernels loaded: the one place that knows every operation.
+// Reports facts about a device and loads its kernels. This is the one file that knows every
+// operation.
 #include <cstring>
 
 #include "cuda/backend.hpp"

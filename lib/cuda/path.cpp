@@ -1,6 +1,6 @@
-// Decides for GPUs which way a product is expected to take less time (nf4_path): libnf4's kernel,
-// or dequantize and a dense product of the caller's. No other place does. docs/design/path.md has
-// the figures.
+// Decides which way a product is expected to take less time on a GPU (nf4_path): libnf4's kernel,
+// or dequantize and a dense product of the caller's. Only this file decides it. docs/design/path.md
+// has the figures.
 #include "cuda/backend.hpp"
 #include "cuda/dequant/int4_choose.hpp"
 #include "cuda/matmul/configs.hpp"
@@ -15,8 +15,8 @@ namespace {
 
 nf4_path fused_if(bool fused) { return fused ? NF4_PATH_FUSED : NF4_PATH_DENSE; }
 
-// With tensor cores, mma_64x64 multiplies so few K-tiles of integers in the time of two launches.
-// It waits for memory in each of them.
+// With tensor cores, mma_64x64 multiplies few K-tiles of integers in the time of two launches. It
+// waits for memory in each K-tile.
 bool mma_is_short(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
   constexpr int64_t kMost = 4;
   if (!gpu.tensor_cores || problem.dtype == NF4_DTYPE_FP32) return false;
@@ -27,14 +27,14 @@ bool mma_is_short(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
 }
 
 // The kernel that dequantizes integers in small groups, or in another order of columns, takes
-// longer than mma_64x64 with up to so many rows of x.
+// longer than mma_64x64 up to this many rows of x.
 bool dequant_is_slow(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
   constexpr int64_t kRows = 256;
   return gpu.tensor_cores && !can_align(problem.weight) && problem.m <= kRows;
 }
 
-// The gradient's kernels also save a pass over dX beside an adapter of these ranks. That pays up to
-// so many rows of dY, unless the last of a few waves of tiles, of 256 rows by 128 columns, is
+// With an adapter of these ranks, the gradient's kernels also save a pass over dX. That pays up to
+// this many rows of dY, unless the last of a few waves of tiles, of 256 rows by 128 columns, is
 // short.
 bool adapter_pays(const GradProblem &problem, const GpuFacts &gpu) {
   constexpr int64_t kRows = 4096;
@@ -46,7 +46,7 @@ bool adapter_pays(const GradProblem &problem, const GpuFacts &gpu) {
   return waves <= 1 || waves >= 5 || missing <= 0.25;
 }
 
-// Up to so many mean rows of an expert, the experts' kernels are expected to take less time than
+// Up to this many mean rows of an expert, the experts' kernels are expected to take less time than
 // dequantizing all experts. They decode a weight anew for every 16 or 64 rows of x. On GPUs of
 // compute capability 9.x and 10.x torch has one kernel for all dense experts. Elsewhere it
 // multiplies them one by one, which takes longer.
@@ -72,21 +72,22 @@ nf4_path path_of(const Int4MatmulProblem &problem, int config, const MatmulTarge
 }
 
 nf4_path path_of(const GradProblem &problem, int config, const MatmulTarget &target) {
-  constexpr int64_t kWgmmaRows = 1024;  // of dY; with more, decoding costs more than a dense weight
+  // Rows of dY; with more, decoding costs more than a dense weight.
+  constexpr int64_t kWgmmaRows = 1024;
   if (problem.dtype == NF4_DTYPE_FP32 || is_mma(config)) return NF4_PATH_DENSE;
   return fused_if(is_skinny(config) || problem.m <= kWgmmaRows ||
                   adapter_pays(problem, target.gpu));
 }
 
-// The kernel for tensor cores reads x and dY once for up to so many ranks.
+// The kernel for tensor cores reads x and dY once for up to this many ranks.
 nf4_path path_of(const LoraGradProblem &problem, const GpuFacts &gpu) {
   constexpr int kRanks = 64;
   const bool tensor_cores = problem.dtype == NF4_DTYPE_FP32 ? gpu.wgmma : gpu.tensor_cores;
   return fused_if(tensor_cores && problem.rank <= kRanks);
 }
 
-// Finds the path by the configuration that choose(target, config) fills in, which the launch of the
-// problem would use; it returns a cudaError_t.
+// Finds the path from the configuration that choose(target, config) fills in, which the launch of
+// the problem would use. choose returns a cudaError_t.
 template <class Problem, class Choose>
 nf4_status find_path(const Problem &problem, int device, nf4_path &path, const Choose &choose) {
   MatmulTarget target{};

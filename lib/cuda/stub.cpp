@@ -1,4 +1,4 @@
-// A build without CUDA: the same interface, one answer.
+// The backend of a build without CUDA: every function returns the same status.
 #include "cuda/backend.hpp"
 #include "status.hpp"
 

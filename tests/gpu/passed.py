@@ -35,7 +35,7 @@ class Passed:
                 return self._steps[name] | {"resumed": True}
             began = time.monotonic()
             result = work(*arguments)
-            if "skipped" not in result or "passed" in result:
+            if "missing" not in result:
                 self._keep(name, result | {"seconds": round(time.monotonic() - began, 1)})
             return result
 

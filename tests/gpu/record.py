@@ -66,9 +66,14 @@ def verified(record: dict) -> dict:
 
 
 def skipped(record: dict) -> dict[str, str]:
-    """The steps of the sanitizers that did not run, and why."""
-    steps = record.get("compute-sanitizer", {}).items()
-    return {name: each["skipped"] for name, each in steps if "skipped" in each}
+    """The steps that did not run, as `run.py --skip` left them out, and why."""
+    steps = {name: record.get(name, {}) for name in ("two GPUs", "examples")}
+    steps |= record.get("tests", {}) | record.get("compute-sanitizer", {})
+    for family, of_family in record.get("families", {}).items():
+        steps |= {f"{family}: {name}": each for name, each in of_family.items()}
+    # Of tests that ran, "skipped" is a number.
+    return {name: each["skipped"] for name, each in steps.items()
+            if isinstance(each.get("skipped"), str)}  # fmt: skip
 
 
 def warning(record: dict) -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a user does with a wheel, in an environment that has nothing else: README's Python and a
+# What a user does with a wheel, in an environment that has nothing else: the pages' Python and a
 # checkpoint on the command line, without a compiler; then programs in C by get_library(), pkg-config and
 # CMake, without LD_LIBRARY_PATH, and in other languages (languages.sh).
 #
@@ -51,8 +51,8 @@ for extension in "$installed"/_nf4_fast.*; do
 done
 passed 'what it holds is listed, and hardened'
 
-# README's Python, with nothing but the environment on PATH.
-block README.md python numpy >start.py
+# The Python of docs/python.md, with nothing but the environment on PATH.
+block docs/python.md python numpy >start.py
 env PATH="$PWD/bin" NF4_BITSANDBYTES=0 python start.py
 env PATH="$PWD/bin" nf4 --version
 env PATH="$PWD/bin" nf4 inspect model.safetensors >/dev/null
@@ -70,15 +70,15 @@ cc -std=c99 "$root/examples/c/host_dlopen.c" -I"$include" -ldl -lm -o by_dlopen
 passed 'C by its path and by dlopen'
 
 if have pkg-config; then
-  # README's C as it stands; then from another folder.
+  # The C of docs/c.md as it stands; then from another folder.
   mkdir first
-  block README.md c nf4_matmul_cpu >first/first.c
-  (cd first && block README.md sh first.c | PATH=$folder/bin:$PATH sh -e >/dev/null)
+  block docs/c.md c nf4_matmul_cpu >first/first.c
+  (cd first && block docs/c.md sh first.c | PATH=$folder/bin:$PATH sh -e >/dev/null)
   (cd / && "$folder/first/first" >/dev/null)
   ! readelf -d first/first | grep -E '(RUNPATH|RPATH).*\[[^/]' || exit 1
-  passed "README's C"
+  passed 'C of docs/c.md'
 else
-  skipped "README's C" 'no pkg-config'
+  skipped 'C of docs/c.md' 'no pkg-config'
 fi
 
 mkdir app

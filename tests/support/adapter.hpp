@@ -1,4 +1,4 @@
-// An adapter (LoRA) beside a product, in a GPU's memory.
+// An adapter (LoRA) of a product, in a GPU's memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@ struct HostAdapter {
   std::vector<uint8_t> a, b;  // from the first to the last element; NaN between the rows
 };
 
-// Of about the size of the product that it is beside.
+// Its numbers make the adapter's term about as large as the product.
 HostAdapter random_adapter(Rng &rng, const MatmulCase &test, nf4_dtype dtype, int rank,
                            bool padded);
 

@@ -17,8 +17,7 @@ std::vector<uint8_t> bytes_of(const std::vector<T> &values) {
   return bytes;
 }
 
-// Rows and columns that multiply to `elements`, a divisor being looked for among small
-// numbers.
+// Sets rows and columns whose product is `elements`. A divisor is looked for among small numbers.
 void set_rows_and_cols(Rng &rng, nf4_tensor &shape, int64_t elements) {
   const int64_t rows = rng.between(1, 16);
   shape.rows = elements % rows == 0 ? rows : 1;

@@ -1,5 +1,5 @@
-// Random quantized weights and random inputs to quantize, in plain host memory, so that
-// a test can place them where it wants: between guard pages, or on a GPU.
+// Random quantized weights and random inputs to quantize, in plain host memory, so that a test can
+// place them between guard pages or on a GPU.
 #pragma once
 
 #include <array>
@@ -16,11 +16,11 @@ namespace nf4::test {
 
 enum Part { kPacked, kAbsmax, kNestedAbsmax, kNestedCode, kNestedOffset, kCodebook, kPartCount };
 
-// The type alignment that nf4.h asks of a part.
+// The alignment of its type that nf4.h requires of a part.
 int part_alignment(Part part, bool nested);
 const char *part_name(Part part);
 
-// A weight without addresses, and the bytes of its parts: empty where it has none.
+// A weight without addresses, and the bytes of its parts; a part that it does not have is empty.
 struct HostWeight {
   using Tensor = nf4_tensor;
   static constexpr int kParts = kPartCount;
@@ -48,14 +48,14 @@ enum class CodebookKind {
 constexpr int kFormatCount = std::size(kFormats);
 constexpr int kCodebookKindCount = static_cast<int>(CodebookKind::kWild) + 1;
 
-// A kind by its number: the formats' come first.
+// A kind by its number; the formats' own come first.
 constexpr CodebookKind codebook_kind(int i) { return static_cast<CodebookKind>(i); }
 constexpr bool is_format(CodebookKind kind) { return kind < CodebookKind::kSorted; }
-// The format of a tensor with such a codebook; beside a caller's it means nothing.
+// The format of a tensor with such a codebook; with a caller's codebook it has no meaning.
 constexpr nf4_format format_of(CodebookKind kind) {
   return is_format(kind) ? kFormats[static_cast<int>(kind)].id : NF4_FORMAT_NF4;
 }
-// Any of them, and any of the callers'.
+// Any of the formats' own, and any of the callers'.
 CodebookKind random_codebook_kind(Rng &rng);
 CodebookKind random_own_codebook_kind(Rng &rng);
 
@@ -73,16 +73,15 @@ std::vector<CaseClass> case_classes();
 
 int dtype_bytes(nf4_dtype dtype);
 
-// Something to dequantize: every part is filled in, specials (NaN, infinite, negative,
-// subnormal scales) in some.
+// A weight to dequantize: every part is filled in; in some cases with special scales (NaN,
+// infinite, negative, subnormal).
 struct DequantCase {
   nf4_dtype dtype;
   HostWeight weight;
   size_t out_bytes() const { return weight.elements() * dtype_bytes(dtype); }
 };
 
-// Something to quantize: the outputs have their sizes, nested_code and codebook their
-// contents.
+// An input to quantize: the outputs have their sizes, and nested_code and codebook their contents.
 struct QuantizeCase {
   nf4_dtype dtype;
   std::vector<uint8_t> in;
@@ -90,8 +89,8 @@ struct QuantizeCase {
   size_t workspace_bytes;
 };
 
-// A number of elements with odd tails around block boundaries, 1..about 6000, and up to
-// `limit` now and then.
+// A number of elements with odd tails around block boundaries, from 1 to about 6000, and sometimes
+// up to `limit`.
 int64_t random_elements(Rng &rng, int blocksize, int64_t limit = 40000);
 
 // nested_blocksize: 0 for a random one.
@@ -102,7 +101,7 @@ DequantCase random_dequant_case(Rng &rng, const CaseClass &kind, CodebookKind co
 QuantizeCase random_quantize_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
                                   int64_t elements);
 
-// The case in words, for the message of a failure.
+// Describes the case, for the message of a failure.
 std::string describe(const HostWeight &weight, nf4_dtype dtype, uint64_t stream);
 
 }  // namespace nf4::test

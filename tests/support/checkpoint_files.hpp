@@ -13,7 +13,7 @@
 
 namespace fs = std::filesystem;
 
-// A folder that is removed at the end.
+// A folder that is removed at the end of its scope.
 struct Folder {
   std::string path = (fs::temp_directory_path() / "nf4_XXXXXX").string();
 
@@ -28,12 +28,12 @@ struct Tensor {
   std::string name, dtype, shape, data;
 };
 
-// A safetensors file with this header as it is.
+// A safetensors file with exactly this header.
 inline std::string file_of(const std::string &header, const std::string &data = "") {
   const uint64_t size = header.size();
   return std::string(reinterpret_cast<const char *>(&size), 8) + header + data;
 }
-// Of these tensors. `pad`: blanks that end its header, which shift all data.
+// A safetensors file with these tensors. `pad` blanks end its header, which shifts all data.
 inline std::string file_of(const std::vector<Tensor> &tensors, size_t pad = 0) {
   std::string header = "{\"__metadata__\":{\"dtype\":\"x\"}", data;
   for (const Tensor &each : tensors) {

@@ -13,10 +13,10 @@ struct ChoiceGpu {
   int compute_capability;
   int multiprocessors;
   int shared_bytes;
-  int resident_clusters[9];  // by cluster size
+  int resident_clusters[9];  // indexed by cluster size
 };
 
-// Of Hopper: H200, H100 PCIe, H20; then an A100, an RTX 3090, an L4, a T4 and a B200.
+// Hopper GPUs: H200, H100 PCIe, H20; then an A100, an RTX 3090, an L4, a T4 and a B200.
 constexpr ChoiceGpu kChoiceGpus[] = {
     {90, 132, 232448, {0, 0, 66, 43, 32, 25, 21, 17, 15}},
     {90, 132, 232448, {0, 0, 66, 42, 33, 24, 20, 16, 14}},
@@ -36,9 +36,9 @@ class ChoiceCases {
     const ChoiceGpu *gpu;
   };
 
-  // Pointers are numbers: nothing is read through them.
+  // Pointers are only numbers: nothing is read through them.
   Case next() {
-    // Every second one is Hopper's, where there is most to choose.
+    // Every second GPU is a Hopper, for which there are most choices.
     const ChoiceGpu *gpu = kChoiceGpus + (next_below(2) ? next_below(4) : next_below(9));
     MatmulProblem problem{};
     Weight &weight = problem.weight;
@@ -81,7 +81,7 @@ class ChoiceCases {
     constexpr int64_t kUpTo[] = {4, 20, 100, 400, 2000, 10000, 100000};
     return 1 + next_below(kUpTo[next_below(7)]);
   }
-  // Sizes of models' weights, multiples of 64 or of 8, and any.
+  // Sizes of models' weights, multiples of 64 or of 8, and any size.
   int64_t next_size() {
     constexpr int64_t kModels[] = {512,  1024, 2048,  3072,  4096,  5120,  6144,
                                    8192, 9216, 11008, 14336, 25600, 28672, 53248};
@@ -97,7 +97,7 @@ class ChoiceCases {
         return kModels[next_below(14)];
     }
   }
-  // Aligned, but for one in sixteen.
+  // Addresses are aligned, except for one in sixteen.
   uintptr_t next_address(uintptr_t alignment) {
     const uintptr_t base = 0x7f0000000000 + alignment * static_cast<uintptr_t>(next_below(1 << 20));
     return next_below(16) ? base : base + alignment / 4;

@@ -1,4 +1,4 @@
-// What every choice of matmul's kernel holds, on any GPU.
+// Checks that hold for every choice of matmul's kernel, on any GPU.
 #pragma once
 
 #include "cuda/matmul/choose.hpp"
@@ -8,7 +8,7 @@
 
 namespace nf4::test {
 
-// Without resident_clusters, which only a choice reads.
+// The facts without resident_clusters, which only a choice reads.
 inline cuda::GpuFacts facts_of(const ChoiceGpu &gpu) {
   cuda::GpuFacts facts{};
   facts.multiprocessors = gpu.multiprocessors;
@@ -19,7 +19,7 @@ inline cuda::GpuFacts facts_of(const ChoiceGpu &gpu) {
   return facts;
 }
 
-// FNV-1a of numbers, each as 8 bytes, the lowest first.
+// The FNV-1a hash of numbers, each as 8 bytes, the lowest first.
 class NumberHash {
  public:
   void add(int64_t number) {
@@ -53,7 +53,8 @@ void check_stream_k_fits(const MatmulProblemOf<W> &problem, const cuda::GpuFacts
 }
 
 // Each CTA of a stream-K kernel has flags and sums in the workspace, and all run at the same time:
-// on a GPU of so many multiprocessors, and on others around the most that the workspace is for.
+// on a GPU with this many multiprocessors, and on others around the most that the workspace
+// supports.
 template <class W>
 void check_stream_k_fits(const MatmulProblemOf<W> &problem, cuda::GpuFacts gpu) {
   const cuda::MatmulWorkspace workspace(problem);

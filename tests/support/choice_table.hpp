@@ -1,6 +1,6 @@
-// What ChoiceCases chose when it was last decided by measurements: for each product the
-// configuration, from 'a' in the order of kMatmulConfigs, and how many CTAs share a tile; and a
-// hash of the plans of those for wgmma.
+// The choices of ChoiceCases when they were last decided by measurements. For each product they are
+// the configuration, from 'a' in the order of kMatmulConfigs, and the number of CTAs that share a
+// tile. There is also a hash of the plans for wgmma.
 #pragma once
 
 #include <cstdint>

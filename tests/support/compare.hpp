@@ -1,4 +1,4 @@
-// Differences between outputs, as nf4.h promises them: bits, but NaN is NaN.
+// Differences between outputs, by the promise of nf4.h: bits are equal, and any NaN equals any NaN.
 #pragma once
 
 #include <cstdint>

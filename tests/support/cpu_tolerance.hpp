@@ -1,4 +1,4 @@
-// How far what a CPU variant multiplies may be from binary64.
+// The allowed distance of a CPU variant's product from binary64.
 #pragma once
 
 #include <cmath>
@@ -18,8 +18,8 @@ inline bool in_bf16(const cpu::Variant &variant, nf4_dtype dtype) {
   return (name == "avx512bf16" || name == "neonbf16") && dtype == NF4_DTYPE_BF16;
 }
 
-// The most roundings that any product goes through on its way: the sums of the narrowest
-// vectors and of the lanes of one, and a few for the factors, the scale and the bias.
+// The most roundings that any product undergoes: the sums of the narrowest vectors and of the lanes
+// of one, and a few for the factors, the scale and the bias.
 inline double roundings(int64_t cols) { return static_cast<double>(cols) / 8 + 32; }
 
 inline bool is_right(const cpu::Variant &variant, nf4_dtype dtype, int64_t cols,
@@ -29,7 +29,7 @@ inline bool is_right(const cpu::Variant &variant, nf4_dtype dtype, int64_t cols,
   if (expected.magnitude > kSafe || expected.largest > kSafe) return true;
   const bool bf16 = in_bf16(variant, dtype);
   const double relative = roundings(cols) * kFp32Unit + (bf16 ? kBf16Unit : 0);
-  // vdpbf16ps, as bfdot, takes what is subnormal for zero.
+  // vdpbf16ps, like bfdot, treats subnormal numbers as zero.
   const double underflow = bf16 ? 0x1p-126 : 0x1p-149;
   const double error = relative * expected.magnitude + underflow * expected.small;
   return y >= round_to(dtype, expected.value - error) &&

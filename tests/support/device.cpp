@@ -40,8 +40,8 @@ DeviceBuffer::DeviceBuffer(DeviceBuffer &&other) noexcept
 
 DeviceBuffer::~DeviceBuffer() { cudaFree(allocation_); }
 
-// A copy of more than 64 KiB may return before its last bytes have arrived, and the tests'
-// streams wait neither for it nor for what filled the memory before.
+// A copy of more than 64 KiB may return before its last bytes have arrived. The tests' streams wait
+// neither for it nor for the operation that filled the memory before.
 void DeviceBuffer::write(const void *source) {
   if (bytes_ == 0) return;
   REQUIRE_CUDA(cudaMemcpy(data(), source, bytes_, cudaMemcpyHostToDevice));

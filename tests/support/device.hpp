@@ -13,20 +13,20 @@
 
 namespace nf4::test {
 
-// Ends the test on a CUDA error, which it names.
+// Ends the test on a CUDA error and names it.
 void require_cuda(cudaError_t error, const char *call);
 #define REQUIRE_CUDA(call) ::nf4::test::require_cuda(call, #call)
 
-// compute-sanitizer runs few cases: so many of a class as NF4_TEST_SHAPES says.
+// compute-sanitizer runs few cases: NF4_TEST_SHAPES gives their number per class.
 inline bool few_shapes() { return std::getenv("NF4_TEST_SHAPES") != nullptr; }
 inline int shapes_or(int usual) {
   return few_shapes() ? std::atoi(std::getenv("NF4_TEST_SHAPES")) : usual;
 }
-// Of a graph, each compared with the first launch.
+// The replays of a graph, each of which is compared with the first launch.
 inline int replays() { return few_shapes() ? 5 : 100; }
 
-// Sets bytes, and waits: the tests' streams do not wait for the legacy stream, on which
-// cudaMemset works on.
+// Sets bytes and waits. The tests' streams do not wait for the legacy stream, on which cudaMemset
+// continues to work.
 void fill_bytes(void *address, uint8_t byte, size_t bytes);
 
 inline int device_attribute(cudaDeviceAttr attribute) {
@@ -36,14 +36,14 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// Of a matmul's output: as many as its tiles of 128 fill half a wave, so that CTAs share them where
-// the reduction is long; and a fourth of the multiprocessors, so that clusters split each.
+// Rows of a matmul's output whose tiles of 128 fill half a wave, so that CTAs share them if the
+// reduction is long; and a fourth of the multiprocessors, so that clusters split each tile.
 inline int64_t rows_to_share() { return (multiprocessors() / 2 + 1) * 128; }
 inline int64_t rows_to_split() { return (multiprocessors() / 4 - 1) * 128 - 5; }
 
 class DeviceBuffer {
  public:
-  // `bytes` of data after `lead` bytes of poison, and the data poison too at first.
+  // Allocates `bytes` of data after `lead` bytes of poison; at first the data is poison, too.
   explicit DeviceBuffer(size_t bytes, size_t lead = 0);
   DeviceBuffer(DeviceBuffer &&other) noexcept;
   DeviceBuffer(const DeviceBuffer &) = delete;
@@ -58,7 +58,7 @@ class DeviceBuffer {
   void write(const void *source);
   std::vector<uint8_t> read() const;
   bool lead_intact() const;
-  // Are the data bytes, and those before them, still poison?
+  // Tells whether the data bytes, and those before them, are still poison.
   bool untouched() const;
 
  private:
@@ -67,21 +67,21 @@ class DeviceBuffer {
   size_t bytes_;
 };
 
-// Equality as one bool: Catch2 would print whole vectors, which some reporters do even where
-// they are equal.
+// Compares as one bool: Catch2 would print whole vectors, and some reporters do so even if they are
+// equal.
 inline bool same_bytes(const std::vector<uint8_t> &a, const std::vector<uint8_t> &b) {
   return a == b;
 }
 
-// How far data lies from the 256-byte alignment of an allocation: 0 often, so that the
-// aligned kernels are met, else any multiple of `alignment`.
+// The distance of data from the 256-byte alignment of an allocation: often 0, so that the aligned
+// kernels run, otherwise any multiple of `alignment`.
 size_t random_lead(Rng &rng, int alignment);
 
-// A HostWeight or HostInt4Weight.
+// Host is a HostWeight or a HostInt4Weight.
 template <class Host>
 class DeviceWeightOf {
  public:
-  // aligned: no part lies behind a lead.
+  // With `aligned`, no part has a lead.
   DeviceWeightOf(Rng &rng, const Host &weight, bool aligned = false);
   const typename Host::Tensor &tensor() const { return tensor_; }
   std::vector<uint8_t> read(int part) const { return buffers_[buffer_of_[part]].read(); }
@@ -108,12 +108,12 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// What is enqueued on `stream` while `enqueue` runs, as a graph to launch.
+// Captures the work that `enqueue` puts on `stream`, as a graph to launch.
 template <class Enqueue>
 cudaGraphExec_t capture(cudaStream_t stream, const Enqueue &enqueue) {
   cudaGraph_t graph;
   cudaGraphExec_t executable;
-  // The strictest mode: what is unsafe in any thread ends the capture.
+  // This is the strictest mode: an unsafe call in any thread ends the capture.
   REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
   enqueue();
   REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));

@@ -1,4 +1,4 @@
-// What the C++ headers throw.
+// The errors that the C++ headers throw.
 #pragma once
 
 #include <nf4/json.hpp>
@@ -6,7 +6,7 @@
 
 #include "support/catch.hpp"
 
-// What is thrown; "" if nothing is.
+// Returns the text of the error; "" if nothing is thrown.
 template <class Function>
 inline std::string error_of(Function function) {
   try {

@@ -17,13 +17,14 @@ inline int compute_capability() {
   return device.compute_capability;
 }
 
-// That a CTA may have, by the library: a build may leave kernels less than the GPU has.
+// The shared memory that the library gives a CTA; a build may leave kernels less than the GPU has.
 inline int shared_bytes() {
   cuda::Device device;
   REQUIRE(cuda::cached_device(0, device) == NF4_STATUS_OK);
   return device.shared_bytes;
 }
-// Enough for every kernel, as the data-centre GPUs of each generation from Ampere on have.
+// Tells whether there is enough for every kernel, as on the data-centre GPUs of each generation
+// from Ampere on.
 inline bool much_shared_memory() { return shared_bytes() >= 160 << 10; }
 
 inline std::vector<const cuda::GpuFamily *> runnable_families() {
@@ -33,7 +34,7 @@ inline std::vector<const cuda::GpuFamily *> runnable_families() {
   return families;
 }
 
-// One family for the length of a scope.
+// Forces one family for the length of a scope.
 class ForcedFamily {
  public:
   explicit ForcedFamily(const cuda::GpuFamily *family) { cuda::force_family(family); }

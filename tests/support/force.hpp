@@ -1,4 +1,4 @@
-// One CPU variant for the length of a scope.
+// Forces one CPU variant for the length of a scope.
 #pragma once
 
 #include "cpu/backend.hpp"
@@ -13,7 +13,7 @@ class ForcedVariant {
   ForcedVariant &operator=(const ForcedVariant &) = delete;
 };
 
-// The reference: the last of the list.
+// The reference, which is the last of the list.
 inline const cpu::Variant &scalar_variant() { return *(cpu::variants().end() - 1); }
 
 }  // namespace nf4::test

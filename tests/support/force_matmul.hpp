@@ -1,5 +1,5 @@
-// One family and configuration of CUDA kernels, of matmul and its gradient, for the length of a
-// scope.
+// Forces one family and configuration of CUDA kernels, for matmul and its gradient, for the length
+// of a scope.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// One kernel of grouped products for the length of a scope.
+// Forces one kernel of grouped products for the length of a scope.
 #pragma once
 
 #include "cuda/matmul_grouped/matmul_grouped.hpp"

@@ -1,4 +1,4 @@
-// main() of the GPU tests: with no usable GPU they are skipped as a whole, with the reason.
+// main() of the GPU tests. Without a usable GPU all of them are skipped, with the reason.
 #define CATCH_CONFIG_RUNNER
 #include <cstdio>
 
@@ -6,7 +6,7 @@
 #include "support/catch.hpp"
 
 int main(int argc, char **argv) {
-  constexpr int kSkipped = 77;  // what Meson takes for a skip
+  constexpr int kSkipped = 77;  // the status that Meson takes for a skip
   nf4_device device{};
   device.struct_size = sizeof device;
   if (nf4_device_info(0, &device) != NF4_STATUS_OK) {

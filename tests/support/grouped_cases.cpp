@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kProducts = 300000;
 
-// Rows that the experts have of m.
+// The rows of m that each expert has.
 std::vector<int32_t> random_ends(Rng &rng, const GroupedShape &shape, Routing routing) {
   std::vector<int32_t> ends(shape.experts, 0);
   if (shape.experts == 0) return ends;
@@ -66,7 +66,7 @@ GroupedShape random_grouped_shape(Rng &rng, int blocksize) {
   if (rng.one_in(5)) shape.m = rng.between(60, 400);
   if (rng.one_in(8)) shape.experts = static_cast<int32_t>(rng.between(60, 140));
   if (shape.experts > 1) {
-    // One of them brings the factors of two that the product needs.
+    // One of them has the factors of two that the product needs.
     if (rng.one_in(4))
       shape.n = std::max<int64_t>(1, shape.n / 16) * blocksize;
     else

@@ -1,4 +1,4 @@
-// Random products of experts: a weight, rows of x, and which rows of y are whose.
+// Random products of experts: a weight, rows of x, and the assignment of rows of y to experts.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,9 @@
 
 namespace nf4::test {
 
-// How many rows of y each expert has: any; some of the experts all; one of them all; none of them
-// any, or not those at the end; ends that decrease, are negative or beyond m.
+// The number of rows of y that each expert has. kAny: any. kFew: some experts have all rows. kOne:
+// one expert has all. kPartial: rows at the end belong to no expert, or no rows belong to one.
+// kBad: ends decrease, are negative or beyond m.
 enum class Routing { kAny, kFew, kOne, kPartial, kBad };
 constexpr Routing kRoutings[] = {Routing::kAny, Routing::kFew, Routing::kOne, Routing::kPartial,
                                  Routing::kBad};
@@ -21,7 +22,7 @@ struct GroupedShape {
   int64_t n, k, m;
 };
 
-// Which rows of y and x are whose.
+// The assignment of rows of y and x to experts.
 struct GroupedRows {
   GroupedShape shape;
   int64_t x_rows;
@@ -31,7 +32,7 @@ struct GroupedRows {
 
   // The expert of a row of y, or -1.
   int32_t expert_of(int64_t row) const;
-  // The row of x of a row of y, or -1 for zeros.
+  // The row of x for a row of y, or -1 for zeros.
   int64_t x_row_of(int64_t row) const;
 };
 GroupedRows random_grouped_rows(Rng &rng, const GroupedShape &shape, Routing routing);
@@ -45,24 +46,24 @@ struct GroupedCase : GroupedRows {
   size_t y_bytes() const;
 };
 
-// E, N, K and m for which experts begin with a block, small enough for a naive reference.
+// E, N, K and m such that experts begin with a block, small enough for a naive reference.
 GroupedShape random_grouped_shape(Rng &rng, int blocksize);
 
-// Ordinary numbers and scales of about 1 with `plain`, else anything.
+// With `plain`, ordinary numbers and scales of about 1, otherwise anything.
 GroupedCase random_grouped_case(Rng &rng, const CaseClass &kind, const GroupedShape &shape,
                                 Routing routing, bool plain);
 
-// What y[row][n] should be, of a row that has an expert.
+// The expected y[row][n] of a row that has an expert.
 Expected expect(const GroupedCase &test, const nf4_tensor &weight, int64_t row, int64_t n);
 
-// Addresses are of memory with the case's contents.
+// Addresses of memory with the case's contents.
 struct GroupedAddresses {
   const void *x, *bias, *ends, *x_index, *row_scale;
   void *y;
 };
 nf4_grouped_args grouped_args(const GroupedCase &test, const GroupedAddresses &at);
 
-// A caller's codebook, as a weight's part: 15 numbers in [-1, 1] after the first.
+// A caller's codebook, as a part of a weight: 15 numbers in [-1, 1] after the first.
 std::vector<uint8_t> random_own_codebook(Rng &rng, float first);
 
 std::string describe(const GroupedRows &rows);

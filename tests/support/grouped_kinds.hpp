@@ -1,5 +1,5 @@
-// The gradient of grouped products, and experts of integers, in a GPU's memory: random ones, what
-// every kernel should make of them, and the checks of it.
+// The gradient of grouped products, and experts of integers, in a GPU's memory: random cases, the
+// expected results of every kernel, and their checks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -45,14 +45,14 @@ struct IntegerKind {
   static constexpr auto launch = nf4_int4_matmul_grouped_launch;
   static constexpr auto workspace_size = nf4_int4_matmul_grouped_workspace_size;
   using Problem = Int4GroupedProblem;
-  // Of the configurations that there are for integers: skinny ones have no kernel of AWQ.
+  // Not all configurations exist for integers: skinny ones have no AWQ kernel.
   static bool has(nf4_int4_layout layout, int config) {
     return layout != NF4_INT4_AWQ || !cuda::is_skinny(config);
   }
   static bool has(const nf4_int4_tensor &weight, int config) { return has(weight.layout, config); }
 };
 
-// A stack of experts with its elements [E][N][K], and for each the magnitude of what is summed.
+// A stack of experts with its elements [E][N][K], and for each element the magnitude of its terms.
 template <class Kind>
 struct Experts {
   typename Kind::Host host;
@@ -83,12 +83,12 @@ inline Experts<GradientKind> random_experts(Rng &rng, const CaseClass &kind,
   return experts_of(stack);
 }
 
-// Every second expert's scales, which are flat, are not finite.
+// The scales of every second expert, which are flat, are not finite.
 inline Experts<GradientKind> experts_beside_scales_not_finite(Rng &rng, nf4_dtype dtype,
                                                               int blocksize,
                                                               const GroupedShape &shape) {
   HostWeight stack = random_stack(rng, {dtype, blocksize, false}, shape);
-  const int64_t blocks = shape.n * shape.k / blocksize;  // of an expert
+  const int64_t blocks = shape.n * shape.k / blocksize;  // per expert
   for (int64_t i = 0; i < shape.experts * blocks; ++i) {
     const float scale = rng.one_in(2) ? INFINITY : NAN;
     if (i / blocks % 2 != 0) std::memcpy(&stack.bytes[kAbsmax][i * 4], &scale, sizeof scale);
@@ -96,8 +96,8 @@ inline Experts<GradientKind> experts_beside_scales_not_finite(Rng &rng, nf4_dtyp
   return experts_of(stack);
 }
 
-// With a caller's codebook whose first entry is not finite. Every second expert is without it, and
-// lies between others that are full of it.
+// A caller's codebook whose first entry is not finite. Every second expert does not use that entry,
+// and lies between others that consist of it.
 inline Experts<GradientKind> experts_beside_not_finite(Rng &rng, const CaseClass &kind,
                                                        const GroupedShape &shape) {
   HostWeight stack = random_stack(rng, kind, shape);
@@ -128,7 +128,7 @@ inline Experts<IntegerKind> random_experts(Rng &rng, const Int4Class &kind,
 
 // ---- A product ----------------------------------------------------------------------------
 
-// A matrix of normal numbers of 16 bits, NaN between its rows.
+// A matrix of normal 16-bit numbers, with NaN between its rows.
 struct HostMatrix {
   nf4_dtype dtype;
   int64_t rows, cols, stride;
@@ -171,7 +171,7 @@ struct Product {
         y_stride(row_stride(rng, y_cols)),
         has_bias(!Kind::kGradient && rng.one_in(2)) {}
 
-  // Of a row that has an expert.
+  // For a row that has an expert.
   Sum expect(int64_t row, int64_t j) const {
     const int64_t expert = rows.expert_of(row), x_row = rows.x_row_of(row);
     Sum sum;
@@ -190,7 +190,7 @@ struct Product {
   }
 };
 
-// In a GPU's memory. aligned: on 256-byte boundaries, else now and then.
+// In a GPU's memory. With `aligned` on 256-byte boundaries, otherwise only sometimes.
 template <class Kind>
 struct Placed {
   const Product<Kind> &product;
@@ -264,7 +264,7 @@ struct Placed {
 
 // ---- Checks -------------------------------------------------------------------------------
 
-// Each element, what lies between rows, and the whole on average.
+// Checks each element, the memory between rows, and the average over all.
 template <class Kind>
 void check_y(const Product<Kind> &product, const std::vector<Sum> &expected,
              const std::vector<uint8_t> &y) {
@@ -278,7 +278,7 @@ void check_y(const Product<Kind> &product, const std::vector<Sum> &expected,
       const bool finite = std::isfinite(sum.value);
       if (!finite && !std::isfinite(got)) continue;
       const double error = got - sum.value;
-      // A rounding of the weight, a quarter for its scale, and one of y.
+      // The tolerance is a rounding of the weight, a quarter for its scale, and one of y.
       if (!finite ||
           !(std::fabs(error) <= unit * (1.25 * sum.magnitude + std::fabs(sum.value)) + 0x1p-20))
         FAIL("y[" << row << "][" << j << "] of expert " << product.rows.expert_of(row) << " is "
@@ -296,7 +296,7 @@ void check_y(const Product<Kind> &product, const std::vector<Sum> &expected,
 
 using Counts = std::map<const cuda::GpuFamily *, std::array<int, cuda::kMatmulConfigCount>>;
 
-// Every kernel of every family that takes the product, aligned and as it comes.
+// Runs every kernel of every family that takes the product, aligned and as it comes.
 template <class Kind>
 void check_product(Rng &rng, const Product<Kind> &product, const Stream &stream, Counts &counts) {
   std::vector<Sum> expected(product.rows.shape.m * product.y_cols);
@@ -330,7 +330,7 @@ void check_counts(const Counts &counts, int least) {
     }
 }
 
-// Every kernel that there is for each layout ran; with few shapes, for any.
+// Every kernel of each layout ran; with few shapes, every kernel of any layout.
 inline void check_counts(const std::map<nf4_int4_layout, Counts> &of_layouts) {
   Counts all;
   for (const auto &[layout, counts] : of_layouts)
@@ -346,7 +346,7 @@ inline void check_counts(const std::map<nf4_int4_layout, Counts> &of_layouts) {
   check_counts<IntegerKind>(all, few_shapes() ? 1 : 10);
 }
 
-// Every kernel of the product, forced, with each input late.
+// Runs every kernel of the product, forced, with each input late.
 template <class Kind>
 void check_late_inputs(Rng &rng, const Experts<Kind> &experts, const GroupedShape &shape,
                        const Stream &stream) {

@@ -19,7 +19,7 @@ size_t page_size() {
 
 bool is_poison(const uint8_t *begin, const uint8_t *end) {
   if (begin == end) return true;
-  // The first is poison and every byte equals the one before it: memcmp is fast.
+  // The first byte is poison and every byte equals the one before it; memcmp is fast.
   return *begin == kPoison && std::memcmp(begin, begin + 1, end - begin - 1) == 0;
 }
 

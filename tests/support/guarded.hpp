@@ -1,4 +1,4 @@
-// Buffers between pages that cannot be touched: one byte read or written outside faults,
+// Buffers between pages that cannot be touched: reading or writing one byte outside causes a fault,
 // or is found as changed poison.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace nf4::test {
 
-// Which guard page the data lies against.
+// The guard page against which the data lies.
 enum class Edge { kStart, kEnd };
 
 class GuardedBuffer {
@@ -25,9 +25,9 @@ class GuardedBuffer {
 
   // Fills data and surroundings with poison again.
   void poison();
-  // Are all accessible bytes around the data still poison?
+  // Tells whether all accessible bytes around the data are still poison.
   bool surroundings_intact() const;
-  // Are the data bytes still poison too?
+  // Tells whether the data bytes are still poison, too.
   bool untouched() const;
 
  private:

@@ -60,7 +60,7 @@ std::vector<uint8_t> random_permutation(Rng &rng, int64_t cols) {
   return shuffled(rng, columns);
 }
 
-// x / s is a half and an integer for an s of a power of two, symmetric or not.
+// x / s is a half and an integer for a scale s that is a power of two, symmetric or not.
 void put_ties(Rng &rng, nf4_dtype dtype, uint8_t *out, int64_t elements) {
   const float scale = std::ldexp(1.0f, static_cast<int>(rng.between(-8, 3)));
   for (int64_t i = 0; i < elements; ++i) {

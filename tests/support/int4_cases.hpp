@@ -13,7 +13,8 @@ namespace nf4::test {
 
 enum Int4Part { kInt4Packed, kInt4Scales, kInt4Zeros, kInt4GIdx, kInt4Permutation, kInt4PartCount };
 
-// An integer weight without addresses, and the bytes of its parts: empty where it has none.
+// An integer weight without addresses, and the bytes of its parts; a part that it does not have is
+// empty.
 struct HostInt4Weight {
   using Tensor = nf4_int4_tensor;
   static constexpr int kParts = kInt4PartCount;
@@ -24,7 +25,7 @@ struct HostInt4Weight {
   int64_t elements() const { return shape.rows * shape.cols; }
   int64_t groups() const;
   bool has(int part) const { return !bytes[part].empty(); }
-  // The type alignment that nf4.h asks of a part.
+  // The alignment of its type that nf4.h requires of a part.
   static int alignment(int part) { return part == kInt4Scales ? 2 : 4; }
   // The weight whose parts are at `addresses`; NULL for a part that it does not have.
   nf4_int4_tensor at(const std::array<void *, kInt4PartCount> &addresses) const;
@@ -35,12 +36,12 @@ struct HostInt4Weight {
 constexpr nf4_int4_layout kInt4Layouts[] = {NF4_INT4_GPTQ, NF4_INT4_AWQ,
                                             NF4_INT4_COMPRESSED_TENSORS};
 
-// What g_idx and permutation say of the columns.
+// The order of columns that g_idx and permutation describe.
 enum class ColumnOrder {
   kPlain,        // neither
   kGIdx,         // the columns of each group, of group_size each, anywhere
   kAnyGIdx,      // any group for each column
-  kPermutation,  // as nf4_int4_reorder_launch writes it
+  kPermutation,  // the order that nf4_int4_reorder_launch writes
   kBoth,
 };
 constexpr ColumnOrder kColumnOrders[] = {ColumnOrder::kPlain, ColumnOrder::kGIdx,
@@ -54,42 +55,44 @@ struct Int4Class {
   int32_t zero_offset;  // 1 in GPTQ alone, with zeros
   ColumnOrder order = ColumnOrder::kPlain;
 };
-// Every layout x dtype of scales x symmetric, asymmetric and (GPTQ) v1, in an order.
+// Every layout, dtype of scales, and symmetric, asymmetric and (GPTQ) v1, in one order of columns.
 std::vector<Int4Class> int4_classes(ColumnOrder order = ColumnOrder::kPlain);
 
 struct Int4Shape {
   int64_t rows, cols;
   int32_t group_size;  // or -1
 };
-// What the layout can have, small: groups of 8 up and of all columns, odd rows and columns where
-// it takes them.
+// Small shapes that the layout supports: groups from 8 columns up and of all columns, and odd rows
+// and columns if it takes them.
 Int4Shape random_int4_shape(Rng &rng, nf4_int4_layout layout);
 
-// Scales of every kind in one case of four (NaN, infinite, subnormal, negative), else about 0.01.
+// In one case of four, scales of every kind (NaN, infinite, subnormal, negative), otherwise about
+// 0.01.
 HostInt4Weight random_int4_weight(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
                                   bool ordinary_scales = false);
 
-// Experts of random weights of one shape, each part one expert's after another's; and one of them.
+// Experts with random weights of one shape; each part holds one expert after another. And one of
+// the experts.
 HostInt4Weight random_int4_stack(Rng &rng, const Int4Class &kind, const Int4Shape &shape,
                                  int experts);
 HostInt4Weight expert_of(const HostInt4Weight &stack, int experts, int expert);
 
-// The elements in fp32, and for each the scale times 16, which is at least |s (q - 8)| +
-// |s (z - 8)|: matmul may sum the codes and x times the zero point on their own.
+// The elements in fp32, and for each the scale times 16, which is at least |s (q - 8)| + |s (z -
+// 8)|: matmul may sum the codes separately from x times the zero point.
 std::vector<float> int4_elements(HostInt4Weight weight);
 std::vector<float> int4_magnitudes(HostInt4Weight weight);
 
-// Of a weight to quantize: no part has contents.
+// A weight to quantize into: no part has contents.
 HostInt4Weight empty_int4_weight(const Int4Class &kind, const Int4Shape &shape);
 
-// Of what a weight with g_idx is reordered into: the permutation has no contents.
+// The weight into which a weight with g_idx is reordered: the permutation has no contents.
 HostInt4Weight sorted_shape(HostInt4Weight weight);
 
-// What to quantize into groups of `group_size`: blocks of all kinds as random_input() has them,
-// and groups on the ties between codes.
+// An input to quantize in groups of `group_size`: blocks of all kinds, as in random_input(), and
+// groups on the ties between codes.
 std::vector<uint8_t> random_int4_input(Rng &rng, nf4_dtype dtype, const HostInt4Weight &weight);
 
-// The weight in words, for the message of a failure.
+// Describes the weight, for the message of a failure.
 std::string describe(const HostInt4Weight &weight, uint64_t stream);
 
 }  // namespace nf4::test

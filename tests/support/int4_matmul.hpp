@@ -1,4 +1,4 @@
-// Products of integer weights on a GPU: their cases, and which kernels there are for them.
+// Products of integer weights on a GPU: their cases, and the kernels that exist for them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,8 +26,8 @@ inline Int4MatmulCase plain_int4_case(Rng &rng, const Int4Class &kind, const Int
   return test;
 }
 
-// Whether the best family has a skinny or wgmma kernel of the layout in the configuration. Less
-// shared memory than Hopper's leaves some of them out.
+// Tells whether the best family has a skinny or wgmma kernel of the layout in the configuration.
+// With less shared memory than Hopper's, some of them do not exist.
 inline bool has_fast_kernel(nf4_int4_layout layout, int config) {
   const cuda::GpuFamily &best = *runnable_families()[0];
   if (shared_bytes() < cuda::kWgmmaSmemBytes) return false;
@@ -37,7 +37,8 @@ inline bool has_fast_kernel(nf4_int4_layout layout, int config) {
          cuda::matmul_has(best, cuda::kFirstWgmma, compute_capability());
 }
 
-// What is aligned, in memory, rows and groups, is not kMma64x64's where there are others.
+// A product that is aligned in memory, rows and groups does not use kMma64x64 if there are other
+// kernels.
 inline void require_not_mma(const PlacedInt4Matmul &placed, const Int4MatmulCase &test) {
   const int config = test.m <= 16 ? cuda::kSkinny16 : cuda::kFirstWgmma;
   if (!test.weight.has(kInt4GIdx) && has_fast_kernel(test.weight.shape.layout, config))

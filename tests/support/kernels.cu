@@ -28,7 +28,7 @@ __global__ void write_byte(uint8_t *address) { *address = 1; }
 void launch_spin(long long cycles, cudaStream_t stream) { spin<<<1, 1, 0, stream>>>(cycles); }
 
 cudaError_t launch_occupy(int multiprocessors, long long cycles, cudaStream_t stream) {
-  constexpr int kBytes = 120 << 10;  // more than half of what a multiprocessor has
+  constexpr int kBytes = 120 << 10;  // more than half of a multiprocessor's
   const cudaError_t error =
       cudaFuncSetAttribute(spin, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;

@@ -1,4 +1,4 @@
-// Kernels that tests need around those under test.
+// Kernels that tests run around those under test.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,11 +10,11 @@ namespace nf4::test {
 // Keeps the stream busy.
 void launch_spin(long long cycles, cudaStream_t stream);
 
-// Takes so many multiprocessors of Hopper from kernels that want one to themselves.
+// Occupies this many multiprocessors of a Hopper GPU for kernels that need one to themselves.
 cudaError_t launch_occupy(int multiprocessors, long long cycles, cudaStream_t stream);
 
-// Copies, but late: it lets its dependents start at once, as far as they were launched so,
-// and begins after so many cycles.
+// Copies late: it lets its dependents start at once, if they were launched to do so, and begins
+// after this many cycles.
 void launch_late_copy(uint8_t *to, const uint8_t *from, size_t bytes, long long cycles,
                       cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// What a launch writes: again and again from a graph, and while a predecessor still writes what the
-// launch reads.
+// Checks the output of a launch: repeated many times from a graph, and while a predecessor still
+// writes its inputs.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +12,8 @@
 
 namespace nf4::test {
 
-// Device memory of a launch, with its name in nf4.h. NULL or empty: it has none of that name.
+// Device memory of a launch, with its name in nf4.h. NULL or empty: the launch has none of that
+// name.
 struct DeviceBytes {
   const char *name;
   const void *address;
@@ -78,11 +79,12 @@ void check_replays(const std::vector<DeviceBytes> &outputs, const Stream &stream
   REQUIRE_CUDA(cudaGraphExecDestroy(graph));
 }
 
-// `launch` writes the same, whichever input a predecessor, which lets it start early, writes late.
+// `launch` writes the same bytes, whichever input a predecessor writes late after letting it start
+// early.
 template <class Launch>
 void check_waits(const std::vector<DeviceBytes> &inputs, const std::vector<DeviceBytes> &outputs,
                  const Stream &stream, const Launch &launch) {
-  constexpr long long kEnoughToStart = 2'000'000;  // cycles
+  constexpr long long kEnoughToStart = 2'000'000;  // in cycles
   REQUIRE(launch() == NF4_STATUS_OK);
   stream.synchronize();
   const std::vector<std::vector<uint8_t>> expected = read_all(outputs);

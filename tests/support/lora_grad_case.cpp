@@ -8,8 +8,8 @@
 namespace nf4::test {
 namespace {
 
-constexpr double kUnit[] = {0x1p-24, 0x1p-11, 0x1p-8};  // by dtype
-// Rounding to fp16 may err by half a subnormal; those of fp32 and bf16 are below 1e-30.
+constexpr double kUnit[] = {0x1p-24, 0x1p-11, 0x1p-8};  // indexed by dtype
+// Rounding to fp16 may be off by half a subnormal; the subnormals of fp32 and bf16 are below 1e-30.
 constexpr double kLeastError[] = {1e-30, 0x1p-25, 1e-30};
 
 }  // namespace

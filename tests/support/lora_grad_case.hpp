@@ -1,4 +1,4 @@
-// Gradients of an adapter's matrices, in host memory, and what they should be.
+// Gradients of an adapter's matrices, in host memory, and their expected values.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@ struct LoraGradShape {
   int rank;
 };
 
-// Each from 1 up, half of them multiples of 16 but for tails, the whole small enough for naive
-// sums.
+// Each size is at least 1, half of them are multiples of 16 except for tails, and the whole is
+// small enough for naive sums.
 LoraGradShape random_lora_grad_shape(Rng &rng);
 
 // All operands, each between guard pages, with random strides and alignments; p and q are
-// contiguous. A test on a GPU copies them, and da and db back into these.
+// contiguous. A test on a GPU copies them, and copies da and db back into these.
 struct LoraGradCase {
   Matrix x, dy, p, q, da, db;
   float scale;
 
   LoraGradCase(Rng &rng, nf4_dtype dtype, nf4_dtype grad_dtype, const LoraGradShape &shape);
 
-  // At the addresses of the matrices.
+  // The arguments with the addresses of the matrices.
   nf4_lora_grad_args args() const;
   void poison_outputs();
   // Around the matrices, and between the rows of da and db.
@@ -39,13 +39,13 @@ nf4_dtype random_grad_dtype(Rng &rng, nf4_dtype dtype);
 
 std::string describe(const LoraGradCase &test, uint64_t stream);
 
-// The sums in binary64, with the scale, and those of their terms without signs.
+// The sums in binary64, with the scale, and the sums of the terms without signs.
 class ExpectedLoraGrad {
  public:
   explicit ExpectedLoraGrad(const LoraGradCase &test);
 
-  // Fails unless each element of da and db is within the rounding of its sum in binary32 and of
-  // the gradient's dtype.
+  // Fails unless each element of da and db is within the rounding of its sum in binary32 and of the
+  // gradient's dtype.
   void check(const LoraGradCase &test) const {
     check_da(test);
     check_db(test);

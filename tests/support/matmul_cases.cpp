@@ -35,7 +35,7 @@ size_t matrix_bytes(int64_t rows, int64_t cols, int64_t stride, nf4_dtype dtype)
   return rows == 0 || cols == 0 ? 0 : ((rows - 1) * stride + cols) * dtype_bytes(dtype);
 }
 
-// Fills in all but the weight and the dtype.
+// Fills in everything except the weight and the dtype.
 template <class Host>
 void add_operands(Rng &rng, MatmulCaseOf<Host> &test, int64_t m, XKind x) {
   const int64_t rows = test.y_columns(), cols = test.x_columns();

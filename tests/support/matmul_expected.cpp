@@ -18,7 +18,7 @@ float scale_of(const nf4_tensor &weight, int64_t element) {
   return product + *weight.nested_offset;
 }
 
-// A y before anything is multiplied.
+// A y before anything is added.
 template <class Host>
 Expected bias_of(const MatmulCaseOf<Host> &test, int64_t row) {
   Expected y;
@@ -28,7 +28,7 @@ Expected bias_of(const MatmulCaseOf<Host> &test, int64_t row) {
   return y;
 }
 
-// `largest_value` is of any code.
+// `largest_value` is the largest of any code.
 void add_product(Expected &y, double value, double x, double scale, double largest_value) {
   y.value += value * x;
   y.magnitude += std::fabs(value * x);
@@ -89,7 +89,7 @@ ExpectedProduct::ExpectedProduct(const MatmulCaseOf<Host> &test,
     : rows_(test.y_columns()) {
   const int bytes = dtype_bytes(test.dtype);
   const auto row = [&](int64_t i) { return test.x.data() + i * test.x_stride * bytes; };
-  std::vector<int64_t> firsts;  // of rows that are the same
+  std::vector<int64_t> firsts;  // the first of rows that are the same
   for (int64_t i = 0; i < test.m; ++i) {
     const auto same = std::find_if(firsts.begin(), firsts.end(), [&](int64_t first) {
       return test.x_columns() == 0 ||

@@ -1,4 +1,4 @@
-// What a matmul should give, written out naively in binary64.
+// The expected result of a matmul, computed naively in binary64.
 #pragma once
 
 #include <cmath>
@@ -9,15 +9,15 @@
 
 namespace nf4::test {
 
-// A y in binary64, and what an implementation may make of it.
+// A y in binary64, and the quantities that bound an implementation's error.
 struct Expected {
   double value = 0;
-  double magnitude = 0;  // the sum of what is summed, without signs
-  double energy = 0;     // the sum of the squares of what is summed
-  double small = 0;      // the sum of factors that an underflow may be multiplied with
-  double largest = 0;    // of weights
-  // The sum of |x| (1 + |scale| c), with the codebook's largest finite entry c: what numbers
-  // that underflow on their way to 16 bits may be multiplied with.
+  double magnitude = 0;  // the sum of the terms without signs
+  double energy = 0;     // the sum of the squares of the terms
+  double small = 0;      // the sum of factors by which an underflow may be multiplied
+  double largest = 0;    // the largest weight
+  // The sum of |x| (1 + |scale| c), with the codebook's largest finite entry c: the factor of
+  // numbers that underflow on their way to 16 bits.
   double coarse = 0;
 };
 
@@ -26,19 +26,19 @@ Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column
 Expected expect(const MatmulCaseOf<HostInt4Weight> &test, const nf4_int4_tensor &weight,
                 int64_t column, int64_t row);
 
-// All of y, [m][rows]. Rows of x that are the same bytes have their numbers in common.
+// All of y, [m][rows]. Rows of x with the same bytes share their numbers.
 class ExpectedProduct {
  public:
   template <class Host>
   ExpectedProduct(const MatmulCaseOf<Host> &test, const typename Host::Tensor &weight);
-  // Of element i.
+  // The expected element i.
   const Expected &operator[](int64_t i) const {
     return distinct_[row_of_[i / rows_] * rows_ + i % rows_];
   }
 
  private:
   int64_t rows_;
-  std::vector<int64_t> row_of_;  // of each row of x, in distinct_
+  std::vector<int64_t> row_of_;  // the index of each row of x in distinct_
   std::vector<Expected> distinct_;
 };
 

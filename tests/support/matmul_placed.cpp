@@ -50,7 +50,7 @@ nf4_tensor in_place(HostWeight &weight) {
 }
 nf4_int4_tensor in_place(HostInt4Weight &weight) { return weight.in_place(); }
 
-// How a launch would run.
+// Finds the configuration that a launch would use.
 nf4_status config_of(const MatmulProblem &problem, int &config) {
   return problem.gradient ? cuda::matmul_grad_config(problem, nullptr, config)
                           : cuda::matmul_config(problem, nullptr, config);
@@ -62,19 +62,19 @@ nf4_status config_of(const Int4MatmulProblem &problem, int &config) {
 MatmulProblem problem_of(const nf4_tensor &) { return {}; }
 Int4MatmulProblem problem_of(const nf4_int4_tensor &) { return {}; }
 
-// How far numbers of a dtype may be from exact: relative, and where they underflow.
+// The allowed distance of numbers of a dtype from exact ones: relative, and where they underflow.
 struct Precision {
   double unit, underflow, largest;
   double on_average;
 };
-// Those of fp32 are products of two parts of fp16, next to the largest of 256.
+// Products in fp32 are products of two parts of fp16, relative to the largest of 256 numbers.
 Precision precision_of(nf4_dtype dtype) {
   if (dtype == NF4_DTYPE_FP32) return {0x1p-21, 0x1p-38, 0x1p126, 1e-6};
   if (dtype == NF4_DTYPE_BF16) return {0x1p-8, 0x1p-126, 0x1p126, 4e-3};
   return {0x1p-11, 0x1p-24, 65000, 5e-4};
 }
 
-// What lies between the rows of y is as it was.
+// The memory between the rows of y is unchanged.
 template <class Host>
 bool gaps_intact(const MatmulCaseOf<Host> &test, const std::vector<uint8_t> &y) {
   const int bytes = dtype_bytes(test.dtype);
@@ -84,8 +84,8 @@ bool gaps_intact(const MatmulCaseOf<Host> &test, const std::vector<uint8_t> &y) 
   return true;
 }
 
-// The whole of y, as is_right alone would not miss a column of thousands. Sums of so many numbers
-// of either sign are about as large as the root of the sum of their squares.
+// Checks y as a whole, as is_right alone would not notice an error in a column of thousands. Sums
+// of many numbers of either sign are about as large as the root of the sum of their squares.
 template <class Host>
 bool is_right_on_average(const MatmulCaseOf<Host> &test, const ExpectedProduct &expected,
                          const std::vector<uint8_t> &y) {
@@ -100,7 +100,8 @@ bool is_right_on_average(const MatmulCaseOf<Host> &test, const ExpectedProduct &
   return squares <= most * most * energy;
 }
 
-// The first number of y that is wrong, or -1. An assertion for each would take most of the time.
+// The first number of y that is wrong, or -1. An assertion for each number would take most of the
+// time.
 template <class Host>
 int64_t first_wrong(const MatmulCaseOf<Host> &test, const ExpectedProduct &expected,
                     const std::vector<uint8_t> &y, double &got) {
@@ -112,7 +113,7 @@ int64_t first_wrong(const MatmulCaseOf<Host> &test, const ExpectedProduct &expec
   return -1;
 }
 
-// The kernels of all families on one placing of a case.
+// Runs the kernels of all families on one placement of a case.
 template <class Host>
 void check_placed(const MatmulCaseOf<Host> &test, const PlacedMatmulOf<Host> &placed,
                   const ExpectedProduct &expected, const Stream &stream, MatmulCounts &counts,
@@ -150,7 +151,7 @@ bool is_right(const MatmulCaseOf<Host> &test, const Expected &expected, double y
   if (!std::isfinite(expected.value)) return !std::isfinite(y);
   if (expected.magnitude > 0x1p126 || expected.largest > precision.largest) return true;
   const double sums = static_cast<double>(test.x_columns()) / 8 + 64;
-  // A single product may be all. Its weight is rounded after the entry's own error (nf4.h).
+  // A single product may be everything. Its weight is rounded after the entry's own error (nf4.h).
   const bool exact = test.dtype == NF4_DTYPE_FP32 || !std::is_same_v<Host, HostWeight>;
   const double entry = exact ? 0 : test.gradient ? 3.0 / 8 : 1.0 / 6;
   const double unit = precision.unit * (1 + entry);

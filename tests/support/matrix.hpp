@@ -42,7 +42,7 @@ struct Matrix {
     return read_number(dtype, buffer.data(), i * stride + j);
   }
   std::vector<uint8_t> bytes() const { return {buffer.data(), buffer.data() + buffer.size()}; }
-  // Is what lies between the rows still poison?
+  // Tells whether the memory between the rows is still poison.
   bool gaps_untouched() const {
     const int64_t item = dtype_bytes(dtype);
     for (int64_t i = 0; i < static_cast<int64_t>(buffer.size()); ++i)

@@ -8,7 +8,7 @@ namespace nf4::test {
 GuardedBuffer random_buffer(Rng &rng, size_t bytes, int alignment) {
   const Edge edge = rng.one_in(2) ? Edge::kStart : Edge::kEnd;
   const int64_t slack = rng.one_in(2) ? 0 : rng.below(64 / alignment) * alignment;
-  // Against the end, the size decides the alignment.
+  // Against the end, the size determines the alignment.
   const int64_t excess = edge == Edge::kEnd ? (bytes + slack) % alignment : 0;
   return GuardedBuffer(bytes, edge, slack + (excess == 0 ? 0 : alignment - excess));
 }

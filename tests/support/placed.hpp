@@ -13,7 +13,7 @@ namespace nf4::test {
 // A buffer against a random edge, misaligned as far as `alignment` allows.
 GuardedBuffer random_buffer(Rng &rng, size_t bytes, int alignment);
 
-// A HostWeight or HostInt4Weight.
+// Host is a HostWeight or a HostInt4Weight.
 template <class Host>
 class PlacedWeightOf {
  public:
@@ -21,10 +21,10 @@ class PlacedWeightOf {
 
   const typename Host::Tensor &tensor() const { return tensor_; }
   const uint8_t *data(int part) const { return buffers_[buffer_of_[part]].data(); }
-  // Makes the parts what they were at first: the contents of the host weight.
+  // Restores the parts to the contents of the host weight.
   void reset();
   bool surroundings_intact() const;
-  // Are the bytes of `part` those of the host weight?
+  // Tells whether the bytes of `part` are those of the host weight.
   bool unchanged(int part) const;
 
  private:

@@ -1,5 +1,5 @@
-// Counts the checks made of each CPU variant, which their INFO("variant ...") tells, for
-// docs/reliability.md. Where a test failed, each variant that the process tried has a failure.
+// Counts the checks of each CPU variant for docs/reliability.md; INFO("variant ...") names the
+// variant. If a test failed, each variant that the process tried counts as failed.
 #define CATCH_CONFIG_EXTERNAL_INTERFACES
 #include "support/proofs.hpp"
 
@@ -49,7 +49,7 @@ struct LeaveCounts : Listener {
   }
 
  private:
-  // There are millions of assertions.
+  // There are millions of assertions, so this is read once.
   const bool wanted_ = std::getenv("NF4_PROOFS") != nullptr;
   std::map<std::string, int64_t> checks_;
 };

@@ -1,4 +1,4 @@
-// Random numbers that a failing test can be repeated from.
+// Random numbers from which a failing test can be repeated.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace nf4::test {
 
-// The seed of this run: NF4_TEST_SEED if set, else a fixed number. A test derives the
-// seed of each of its cases from it, so that a case does not depend on those before.
+// The seed of this run: NF4_TEST_SEED if set, otherwise a fixed number. A test derives the seed of
+// each of its cases from it, so that a case does not depend on earlier ones.
 uint64_t run_seed();
 
-// How many of a test's random cases to try: a part of `all`, one at least, of which NF4_TEST_PARTS
-// says how many there are, for processors that are emulated.
+// The number of a test's random cases to try, at least one. NF4_TEST_PARTS divides `all`, for
+// emulated processors.
 int cases_of(int all);
 
 class Rng {
@@ -28,7 +28,7 @@ class Rng {
   bool one_in(int64_t n) { return below(n) == 0; }
   // 0 <= result < 1
   float uniform() { return static_cast<float>(bits() >> 40) * 0x1p-24f; }
-  // About normal, mean 0 and variance 1: the sum of four uniform 16-bit numbers.
+  // Roughly normal, with mean 0 and variance 1: the sum of four uniform 16-bit numbers.
   float normal() {
     const uint64_t b = bits();
     const auto sum =

@@ -9,7 +9,7 @@
 
 namespace nf4::test {
 
-// As many of them as cases_of says: others for the next n.
+// Returns as many of them as cases_of says; the next n get others.
 template <class T>
 std::vector<T> some_of(std::initializer_list<T> all, size_t n) {
   std::vector<T> some;

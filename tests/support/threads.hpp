@@ -1,4 +1,4 @@
-// What tests of threads share.
+// Helpers that tests of threads share.
 #pragma once
 
 #include <pthread.h>
@@ -13,11 +13,11 @@
 namespace nf4::test {
 
 constexpr int kThreadCounts[] = {1, 2, 3, 7, 300, 0};
-// Ends what would otherwise wait forever; no machine is so slow that it meets it
+// Ends a wait that would otherwise last forever; no machine is so slow that it reaches this limit
 // (tests/python/limits.py).
 constexpr std::chrono::seconds kHang{3600};
 
-// Whether so many threads run at the same time: each waits for the others.
+// Tells whether this many threads run at the same time: each waits for the others.
 inline bool threads_meet(int threads) {
   std::atomic<int> here{0};
   std::atomic<bool> in_time{true};
@@ -32,7 +32,7 @@ inline bool threads_meet(int threads) {
   return in_time;
 }
 
-// For its lifetime threads are made with this stack by default.
+// During its lifetime, threads get this stack by default.
 class DefaultStack {
  public:
   explicit DefaultStack(size_t bytes) {

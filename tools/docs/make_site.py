@@ -29,7 +29,7 @@ PAGES = (
     "examples",
     "include",
 )
-SOURCES = ("lib", "tests/bench/nf4bench")  # which pages link to
+SOURCES = ("lib", "bench/nf4bench")  # which pages link to
 _SECTION = re.compile(r"^/\* -{3,} (.+?) -+ \*/$", re.MULTILINE)
 # What a declaration declares: a function, or a struct.
 _NAME = re.compile(r"^NF4_API [^;(]*?(\w+)\(|^\} (\w+);", re.MULTILINE)

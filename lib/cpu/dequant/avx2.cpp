@@ -1,10 +1,10 @@
-// Dequantize by AVX2 (with F16C).
+// Dequantize with AVX2 (and F16C).
 //
-// The 16 values of a block are multiplied and rounded once, to two tables of bytes, low and high,
-// which vpshufb looks up: 11 instructions and 2 stores for 32 weights of 16 bits, about 17 more per
-// block. fp32: two vpermps and a blend, 6 instructions and a store for 8 weights. In the L1 cache
-// 64 weights at blocksize 64 take 3.7 ns (bf16) or 3.8 ns (fp32) on a Zen 4 at 3.7 GHz, about what
-// its memory takes.
+// The 16 values of a block are multiplied and rounded once, into two tables of bytes, low and high,
+// for vpshufb: 11 instructions and 2 stores for 32 weights of 16 bits, and about 17 more per block.
+// fp32 takes two vpermps and a blend: 6 instructions and a store for 8 weights. In the L1 cache, 64
+// weights at blocksize 64 take 3.7 ns (bf16) or 3.8 ns (fp32) on a Zen 4 at 3.7 GHz, about as long
+// as its memory takes.
 #include "cpu/isa/avx2.hpp"
 
 #include "cpu/dequant/block_loops.hpp"
@@ -19,8 +19,8 @@ Floats16 multiply(const Floats16 &codebook, __m256 scale) {
   return {_mm256_mul_ps(codebook.low, scale), _mm256_mul_ps(codebook.high, scale)};
 }
 
-// To nearest even by integers. The NaN among the products are such that the carry leaves them NaN
-// (DequantArgs).
+// Rounds to nearest even with integer instructions. NaN inputs are canonical, so the rounding carry
+// keeps them NaN (DequantArgs).
 __m256i round(Bf16, __m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -28,7 +28,7 @@ __m256i round(Bf16, __m256 x) {
   return _mm256_srli_epi32(rounded, 16);
 }
 
-// 16 words, by code.
+// Returns 16 words, indexed by code.
 __m256i round(Bf16, const Floats16 &x) {
   const __m256i by_lane = _mm256_packus_epi32(round(Bf16{}, x.low), round(Bf16{}, x.high));
   return _mm256_permute4x64_epi64(by_lane, 0xd8);
@@ -38,8 +38,8 @@ __m256i round(Fp16, const Floats16 &x) {
   return _mm256_set_m128i(_mm256_cvtps_ph(x.high, kNearest), _mm256_cvtps_ph(x.low, kNearest));
 }
 
-// The rounded products of a block as two tables of 16 bytes, each in both lanes: vpshufb
-// looks 32 codes up in each.
+// The rounded products of a block as two tables of 16 bytes, each in both lanes. vpshufb looks up
+// 32 codes in each table.
 template <class T>
 struct WordTable {
   static constexpr int kBytes = 2;
@@ -56,10 +56,10 @@ struct WordTable {
 
   template <class Kind>
   void decode(const uint8_t *packed, char *out) const {
-    // The middle dwords swapped, so that the unpacking at the end leaves all in order.
+    // The middle dwords are swapped, so that the unpacking at the end leaves everything in order.
     const __m128i bytes = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)packed), 0xd8);
     const __m256i words = _mm256_cvtepu8_epi16(bytes);
-    // A byte to two, of which the first has the first code in its low bits.
+    // Expands a byte to two bytes; the first has the first code in its low bits.
     const __m256i pairs =
         Kind::kHighFirst ? _mm256_or_si256(_mm256_srli_epi16(words, 4), _mm256_slli_epi16(words, 8))
                          : _mm256_or_si256(words, _mm256_slli_epi16(words, 4));
@@ -93,8 +93,8 @@ struct FloatTable {
   }
 };
 
-// What of a weight the kernels are made for: which nibble of a byte comes first, and the 16 values
-// of a block.
+// The kind of weight that a kernel is compiled for: which nibble of a byte comes first, and how the
+// 16 values of a block are computed.
 struct Floats4 {
   static constexpr bool kHighFirst = true;
   static Floats16 values(const DequantArgs &args, int64_t block) {
@@ -111,12 +111,12 @@ struct Integers4 {
   }
 };
 
-// 8 words at a time.
+// Vectors of 8 words.
 struct Words {
   using Vector = uint32_t __attribute__((vector_size(32)));
   static constexpr int kLanes = 8;
 
-  // The first `lanes`, and zeros.
+  // Loads the first `lanes` words; the other lanes are zero.
   static Vector load(const uint32_t *words, int64_t lanes) {
     if (lanes >= kLanes) return (Vector)_mm256_loadu_si256((const __m256i *)words);
     const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(lanes)),
@@ -124,13 +124,13 @@ struct Words {
     return (Vector)_mm256_maskload_epi32((const int *)words, mask);
   }
   static Vector set(int x) { return (Vector)_mm256_set1_epi32(x); }
-  // To the left, by less than 32 bits.
+  // Rotates to the left by less than 32 bits.
   static Vector rotate(Vector x, Vector bits) {
     return (Vector)_mm256_or_si256(_mm256_sllv_epi32((__m256i)x, (__m256i)bits),
                                    _mm256_srlv_epi32((__m256i)x, (__m256i)(32 - bits)));
   }
   static void store(uint8_t *to, Vector x) { _mm256_storeu_si256((__m256i *)to, (__m256i)x); }
-  // Word c of vector j to be word 8 c + j of all.
+  // Word c of vector j becomes word 8 c + j of all words.
   static void interleave(Vector (&x)[8]) { transpose(x); }
   static void deinterleave(Vector (&x)[8]) { transpose(x); }
   static void transpose(Vector (&x)[kLanes]) {

@@ -1,10 +1,11 @@
-// Dequantize by AVX-512 (F, BW, DQ, VL).
+// Dequantize with AVX-512 (F, BW, DQ, VL).
 //
-// Bytes moved per weight: half a byte in, 2 or 4 out, and the scale. A block has 16 different
-// values, so they are multiplied and rounded once, as one vector, and a weight is then looked up: 3
-// instructions and a store for 32 weights of 16 bits or for 16 of fp32, and per block 1 (fp32), 3
-// (fp16) or 6 (bf16) more. Outputs larger than the caches are bound by memory: on a Zen 4 a chiplet
-// takes 28 GB/s of stores, and one core at 3.7 GHz produces 42 GB/s of bf16 and 48 of fp32.
+// Each weight reads half a byte and writes 2 or 4, and the scales are read too. A block has 16
+// different values, so they are multiplied and rounded once, as one vector, and each weight is then
+// a look-up: 3 instructions and a store for 32 weights of 16 bits or for 16 of fp32, plus 1 (fp32),
+// 3 (fp16) or 6 (bf16) instructions per block. Outputs larger than the caches are bound by memory:
+// on a Zen 4 a chiplet takes 28 GB/s of stores, and one core at 3.7 GHz produces 42 GB/s of bf16
+// and 48 of fp32.
 #include "cpu/isa/avx512.hpp"
 
 #include "cpu/dequant/group_loops.hpp"
@@ -14,19 +15,20 @@
 namespace nf4::cpu {
 namespace {
 
-// The 16 products of a block, rounded, as a table of 32 words for vpermw, which reads the
-// low 5 bits of each index.
+// The 16 rounded products of a block, as a table of 32 words for vpermw, which reads the low 5 bits
+// of each index.
 
 struct Bf16Table {
   static constexpr int kBytes = 2;
-  // Of the high nibble in the low byte of a word, and of the low one in the high byte. The nibble
-  // twice over: its last bit, a neighbour's or none, chooses between equals.
+  // These shifts bring a nibble into the 5 index bits: the high nibble from the low byte of a word,
+  // the low nibble from the high byte. The byte holds the nibble twice, so the fifth bit is a bit
+  // of a neighbour or zero; it chooses between two equal entries.
   static constexpr int kHighShift = 3;
   static constexpr int kLowShift = 7;
   __m512i values;
 
-  // To nearest even by integers. The NaN among the products are such that the carry leaves
-  // them NaN (DequantArgs). vcvtneps2bf16 would flush subnormals.
+  // Rounds to nearest even with integer instructions. NaN inputs are canonical, so the rounding
+  // carry keeps them NaN (DequantArgs). vcvtneps2bf16 would flush subnormals.
   explicit Bf16Table(__m512 products) {
     const __m512i bits = as_integers(products);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -40,7 +42,7 @@ struct Bf16Table {
 
 struct Fp16Table {
   static constexpr int kBytes = 2;
-  // The fifth bit, a neighbour's or none, chooses between equals.
+  // The fifth index bit is a bit of a neighbour or zero; it chooses between two equal entries.
   static constexpr int kHighShift = 4;
   static constexpr int kLowShift = 8;
   __m512i values;
@@ -61,8 +63,8 @@ __m512i broadcast16(const uint8_t *packed) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)packed));
 }
 
-// What of a weight the kernels are made for: which nibble of a byte comes first, and the 16 values
-// of a block.
+// The kind of weight that a kernel is compiled for: which nibble of a byte comes first, and how the
+// 16 values of a block are computed.
 struct Floats4 {
   static constexpr bool kHighFirst = true;
   static __m512 values(const DequantArgs &args, int64_t block) {
@@ -78,11 +80,11 @@ struct Integers4 {
   }
 };
 
-// 32 elements from 16 bytes.
+// Dequantizes 32 elements from 16 bytes.
 template <class Kind, class Table>
 void decode(const Table &table, const uint8_t *packed, char *out) {
-  // Byte i to words 2i and 2i + 1: for the high nibble as their low byte, for the low one as their
-  // high byte.
+  // Byte i goes to words 2i and 2i + 1: to the low byte for the high nibble, to the high byte for
+  // the low nibble.
   const __m512i spread = _mm512_add_epi32(
       _mm512_set1_epi32(Kind::kHighFirst ? 0x00808000 : static_cast<int>(0x80000080)),
       _mm512_mullo_epi32(iota(), _mm512_set1_epi32(Kind::kHighFirst ? 0x01000001 : 0x00010100)));
@@ -96,7 +98,7 @@ void decode(const Table &table, const uint8_t *packed, char *out) {
 
 template <class Kind>
 void decode(const Fp32Table &table, const uint8_t *packed, char *out) {
-  // Byte i to dwords 2i and 2i + 1, of which that of the high nibble drops the low one.
+  // Byte i goes to dwords 2i and 2i + 1. The dword for the high nibble drops the low one.
   const __m512i spread = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(0x80808000)),
                                           _mm512_srli_epi32(iota(), 1));
   const __m512i shifts = _mm512_set1_epi64(Kind::kHighFirst ? 4 : int64_t{4} << 32);
@@ -124,29 +126,29 @@ void dequant(const DequantArgs &args) {
   }
 }
 
-// 16 words at a time.
+// Vectors of 16 words.
 struct Words {
   using Vector = uint32_t __attribute__((vector_size(64)));
   static constexpr int kLanes = 16;
 
-  // The first `lanes`, and zeros.
+  // Loads the first `lanes` words; the other lanes are zero.
   static Vector load(const uint32_t *words, int64_t lanes) {
     const auto mask = static_cast<__mmask16>(lanes >= kLanes ? 0xffff : (1 << lanes) - 1);
     return (Vector)_mm512_maskz_loadu_epi32(mask, words);
   }
   static Vector set(int x) { return (Vector)_mm512_set1_epi32(x); }
-  // To the left, by less than 32 bits.
+  // Rotates to the left by less than 32 bits.
   static Vector rotate(Vector x, Vector bits) {
     return (Vector)_mm512_rolv_epi32((__m512i)x, (__m512i)bits);
   }
   static void store(uint8_t *to, Vector x) { _mm512_storeu_si512(to, (__m512i)x); }
-  // Word c of vector j to be word 8 c + j of all.
+  // Word c of vector j becomes word 8 c + j of all words.
   static void interleave(Vector (&x)[8]) {
     __m512i b[8];
     nf4::cpu::transpose_lanes(x, b);
     NF4_UNROLL
     for (int i = 0; i < 4; i += 2) {
-      // Of the words i and i + 1 of a lane, those of all 8.
+      // Gathers words i and i + 1 of a lane from all 8 vectors.
       const __m512i low = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x44);
       const __m512i high = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xee);
       const __m512i next_low = _mm512_shuffle_i32x4(b[i + 1], b[i + 5], 0x44);
@@ -157,7 +159,7 @@ struct Words {
       x[i / 2 + 6] = (Vector)_mm512_shuffle_i32x4(high, next_high, 0xdd);
     }
   }
-  // The other way round.
+  // The inverse of interleave().
   static void deinterleave(Vector (&x)[8]) {
     Vector b[8];
     __m512i words[8];

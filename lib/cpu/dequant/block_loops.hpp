@@ -1,6 +1,6 @@
-// Dequantizes blocks, or groups of integers, by a table of a block's values. Kind is what of a
-// weight the kernel is made for, Table looks codes up; both are types of an unnamed namespace
-// (matmul/loops.hpp says why).
+// Dequantizes blocks, or groups of integers, with a table of a block's values. Kind describes the
+// weights that the kernel is compiled for, and Table looks codes up. Both are types of an unnamed
+// namespace (matmul/loops.hpp says why).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Dequantize by vector kernels: what surrounds them. Reads the scales, and pads the tail of a
-// weight. Compiled for the baseline of the target.
+// Dequantize with vector kernels, the part around the kernels: reads the scales, and pads the tail
+// of a weight. This file is compiled for the baseline of the target.
 #include "cpu/dequant/dequant.hpp"
 
 #include <algorithm>
@@ -56,7 +56,7 @@ class Dequantizer {
     dequant_tail(args);
   }
 
-  // The last elements of the weight, fewer than a step: through padded copies.
+  // Dequantizes the last elements of the weight, fewer than a step, through padded copies.
   void dequant_tail(DequantArgs args) const {
     uint8_t packed[kKernelStep / 2] = {};
     char values[kKernelStep * sizeof(float)];

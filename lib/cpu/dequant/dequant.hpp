@@ -1,4 +1,4 @@
-// Dequantize by vector kernels.
+// Dequantize with vector kernels.
 #pragma once
 
 #include "cpu/dequant/kernels.hpp"

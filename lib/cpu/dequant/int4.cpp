@@ -1,4 +1,4 @@
-// Dequantize integer weights: blocks of rows and columns, whose codes are in the caches.
+// Dequantizes integer weights in blocks of rows and columns whose codes fit in the caches.
 #include "cpu/weight/int4.hpp"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace nf4::cpu {
 namespace {
 
-constexpr int64_t kCodeBytes = 57344;  // at once
+constexpr int64_t kCodeBytes = 57344;  // loaded together
 constexpr int64_t kTableBytes = 16384;
 
 class Int4Dequantizer {
@@ -27,7 +27,8 @@ class Int4Dequantizer {
   void operator()(RowRange n) {
     const int64_t row_bytes = weight_.cols * element_bytes_;
     output_.begin(n.begin * row_bytes, n.end * row_bytes);
-    // Rows of codes are read one by one; words of many rows, in lines of at least a cache line.
+    // Rows of codes are read one by one. Rows of words are read many at a time, in parts of at
+    // least a cache line.
     const int64_t rows = weight_.layout == NF4_INT4_COMPRESSED_TENSORS ? 1 : rows_.max_rows();
     const int64_t columns =
         std::min(rows_.max_columns(rows), DequantOutput::kStagedBytes / element_bytes_);

@@ -1,4 +1,4 @@
-// The groups of an integer weight as the kernels that read them want them.
+// Describes the groups of an integer weight in the form that the kernels read.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace nf4::cpu {
 
-// What GroupsArgs has of `count` groups of row n from g on, or but for compressed-tensors of group
-// g of `count` rows from n on.
+// Describes `count` scales and zeros: for compressed-tensors those of row n from group g on, for
+// GPTQ and AWQ those of group g from row n on.
 inline GroupsArgs int4_groups(const Int4Weight &weight, int64_t n, int64_t g, int64_t count,
                               float *scales, float *zeros) {
   const Int4Place zero = int4_zero(weight.layout, weight.rows, weight.groups, n, g);

@@ -12,16 +12,16 @@ namespace nf4::cpu {
 namespace {
 
 constexpr int64_t kLineBytes = 64;
-// Between rows of codes, so that they are in other sets of the L1 cache.
+// Padding between rows of codes, so that they are in different sets of the L1 cache.
 constexpr int64_t kPad = 64;
-// Of one load(), in whole vectors.
+// The most rows of one load(), in whole vectors.
 constexpr int64_t kMaxRows = 512;
 
 bool has_rows_of_codes(const Int4Weight &weight) {
   return weight.layout == NF4_INT4_COMPRESSED_TENSORS;
 }
 
-// Codes 0 to 15, for the values of a group.
+// The codes 0 to 15, from which the values of a group are made.
 constexpr uint8_t kEveryCode[kKernelStep / 2] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
 
 }  // namespace
@@ -53,14 +53,15 @@ Int4Rows::Int4Rows(const DequantKernels &kernels, const Int4Weight &weight, nf4_
       table_bytes_(table_bytes),
       tables_(tables) {}
 
-// Whether a step is of one group.
+// Tells whether every step lies within one group.
 bool Int4Rows::in_steps() const {
   return weight_.g_idx == nullptr && (weight_.groups == 1 || weight_.group_size % kKernelStep == 0);
 }
 
 Int4Rows::Decode Int4Rows::decode_of(int64_t rows, int64_t groups) const {
   if (in_steps()) return Decode::kSteps;
-  const int64_t read = (has_rows_of_codes(weight_) ? 1 : rows) * groups + 16;  // to a whole vector
+  // Rounded up to a whole vector.
+  const int64_t read = (has_rows_of_codes(weight_) ? 1 : rows) * groups + 16;
   const bool fits = groups * 16 * element_bytes_ <= table_bytes_ && read <= max_groups(code_bytes_);
   return fits ? Decode::kTables : Decode::kReference;
 }
@@ -98,7 +99,7 @@ void Int4Rows::load(RowRange n, int64_t k, int64_t columns) {
   read_groups(n);
 }
 
-// From [group][row] to [row][group].
+// Transposes from [group][row] to [row][group].
 void Int4Rows::read_groups(RowRange n) {
   float scales[kMaxRows], zeros[kMaxRows];
   for (int64_t g = 0; g < groups_; ++g) {
@@ -144,7 +145,7 @@ void Int4Rows::operator()(int64_t n, int64_t k, int64_t count, char *out) {
   std::memset(out + count * element_bytes_, 0, (to_steps(count) - count) * element_bytes_);
 }
 
-// Whole steps, of which the last may be more than `count`.
+// Dequantizes whole steps; the last one may go beyond `count`.
 void Int4Rows::dequant_steps(const uint8_t *codes, int64_t n, int64_t k, int64_t count, char *out) {
   const int64_t group = k / weight_.group_size;
   const int64_t groups = (k + count - 1) / weight_.group_size - group + 1;
@@ -171,7 +172,7 @@ void Int4Rows::dequant_steps(const uint8_t *codes, int64_t n, int64_t k, int64_t
   const int64_t tail = count % kKernelStep;
   dequant(count - tail);
   if (tail == 0) return;
-  // Of a weight of one group.
+  // Only a weight with one group has a tail.
   uint8_t padded[kKernelStep / 2] = {};
   std::memcpy(padded, args.packed, (tail + 1) / 2);
   args.packed = padded;
@@ -179,7 +180,7 @@ void Int4Rows::dequant_steps(const uint8_t *codes, int64_t n, int64_t k, int64_t
   dequant(kKernelStep);
 }
 
-// By the kernel, for the bits that it gives elsewhere.
+// The kernel makes the tables, so that their bits are the same as everywhere else.
 void Int4Rows::make_tables(int64_t n) {
   const float *scales = scales_, *zeros = zeros_;
   if (has_rows_of_codes(weight_)) {

@@ -9,18 +9,18 @@ namespace nf4::cpu {
 
 class Int4Rows {
  public:
-  // Rows in one load(), from a multiple of 8 on: where groups are no whole steps, those of which
-  // each may have a table of its groups' values.
+  // The most rows of one load(); a load begins at a multiple of 8. Where groups are not whole
+  // steps, it is the number of rows that may each have tables of their groups' values.
   int64_t max_rows() const;
-  // Stored columns, from a multiple of kKernelStep on, for so many rows.
+  // The most stored columns for a number of rows. They begin at a multiple of kKernelStep.
   int64_t max_columns(int64_t rows) const;
 
   // Makes the codes of these rows and columns accessible.
   void load(RowRange n, int64_t k, int64_t columns);
-  // The codes that the next load() is of: they are prefetched while these rows are dequantized.
+  // Announces the codes of the next load(): they are prefetched while these rows are dequantized.
   void expect(RowRange n, int64_t k, int64_t columns);
-  // Of row n, of those columns `count` from column k, a multiple of kKernelStep, on; then zeros up
-  // to a whole kKernelStep.
+  // Dequantizes row n: `count` of the loaded columns from column k, a multiple of kKernelStep, on;
+  // then writes zeros up to a whole kKernelStep.
   void operator()(int64_t n, int64_t k, int64_t count, char *out);
 
  protected:
@@ -28,7 +28,8 @@ class Int4Rows {
     return code_bytes * 2 / kKernelStep + 16;
   }
 
-  // For so many bytes of codes, scales and zeros of their groups, and so many bytes of tables.
+  // The buffers have room for `code_bytes` of codes, for the scales and zeros of their groups, and
+  // for `table_bytes` of tables.
   Int4Rows(const DequantKernels &kernels, const Int4Weight &weight, nf4_dtype dtype,
            int64_t code_bytes, uint8_t *codes, float *scales, float *zeros, int64_t table_bytes,
            char *tables);
@@ -36,14 +37,14 @@ class Int4Rows {
  private:
   static constexpr int64_t kMaxColumns = 4096;
 
-  // How elements are made: by whole steps of a group; by a look-up each, in a table of 16 values
-  // for each group of a row; or by the reference's decode, of too many groups.
+  // How elements are made: by whole steps within a group; by a look-up for each, in a table of 16
+  // values for each group of a row; or, with too many groups for tables, by the reference's decode.
   enum class Decode { kSteps, kTables, kReference };
 
-  // Words of some rows and columns: rows of `bytes`.
+  // The words of some rows and columns, in rows of `bytes`.
   struct Words {
     const char *first;
-    int64_t stride;  // bytes
+    int64_t stride;  // in bytes
     int64_t rows;
     int64_t bytes;
   };
@@ -62,7 +63,7 @@ class Int4Rows {
   const Int4Weight &weight_;
   const nf4_dtype dtype_;
   const int64_t element_bytes_;
-  // Rows of codes, the first being of row n_ from column k_ on.
+  // Rows of codes; the first is row n_ from column k_ on.
   const uint8_t *codes_ = nullptr;
   int64_t stride_ = 0;
   int64_t n_ = 0;
@@ -71,9 +72,9 @@ class Int4Rows {
   Words next_{};
   int64_t next_row_ = 0;
   int64_t next_byte_ = 0;
-  int64_t lines_per_row_ = 0;  // to prefetch while a row is dequantized
+  int64_t lines_per_row_ = 0;  // lines that are prefetched while a row is dequantized
   Decode decode_ = Decode::kReference;
-  // Of the rows' groups from group_ on; of compressed-tensors, of one row.
+  // Scales and zeros of the rows' groups, from group_ on; for compressed-tensors, those of one row.
   int64_t group_ = 0;
   int64_t groups_ = 0;
   const int64_t code_bytes_;
@@ -81,10 +82,10 @@ class Int4Rows {
   float *const scales_;
   float *const zeros_;
   const int64_t table_bytes_;
-  char *const tables_;  // of a row, in its dtype
+  char *const tables_;  // values of one row, in its dtype
 };
 
-// With its buffers.
+// Int4Rows together with its buffers.
 template <int64_t kCodeBytes, int64_t kTableBytes>
 class Int4RowsOf : public Int4Rows {
  public:

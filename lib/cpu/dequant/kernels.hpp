@@ -1,7 +1,8 @@
-// The dequantize kernels: what they are given, and where they are listed. Plain data and
-// declarations only: the files that implement them are compiled for one instruction set each, and
-// an inline function that they shared with the rest of the library might be linked in their
-// version of it, for every machine. So in quantize/kernels.hpp and matmul/kernels.hpp.
+// The arguments of the dequantize kernels, and the tables that list the kernels. This header has
+// plain data and declarations only. The files that implement the kernels are compiled for one
+// instruction set each; if they shared an inline function with the rest of the library, the linker
+// might keep their version of it for every machine. quantize/kernels.hpp and matmul/kernels.hpp
+// follow the same rule.
 #pragma once
 
 #include <cstdint>
@@ -10,60 +11,62 @@
 
 namespace nf4::cpu {
 
-// Dequantizes `elements`, a multiple of kKernelStep, the first of them at the start of a block or,
-// if they are all of one block, anywhere in it. A NaN in codebook or scales is canonical: of its
-// mantissa the highest bit alone is set. Integer weights have groups for blocks.
+// Dequantizes `elements`, a multiple of kKernelStep. The first element begins a block, unless all
+// of them are in one block. A NaN in the codebook or the scales is canonical: only the highest bit
+// of its mantissa is set. For integer weights, groups take the place of blocks.
 struct DequantArgs {
-  const float *codebook;  // 16
+  const float *codebook;  // 16 entries
   const uint8_t *packed;
   const float *scales;  // one per block
   int64_t elements;
   int64_t blocksize;
   void *out;
-  const float *zeros = nullptr;  // of integer weights, one per group: what is added to an entry
+  const float *zeros = nullptr;  // for integer weights, one per group: added to each entry
 };
 
-// Words of integer weights, to be brought into rows of codes along the columns, of which the first
-// is the low nibble, as compressed-tensors has them.
+// Turns words of integer weights into rows of codes along the columns. The first code of a byte is
+// the low nibble, as in compressed-tensors.
 struct WordsArgs {
   const uint32_t *words;
   int64_t stride;  // from one row of words to the next
-  int64_t rows;    // of the weight; in AWQ a multiple of 8
+  int64_t rows;    // rows of the weight; in AWQ a multiple of 8
   int64_t cols;    // in GPTQ a multiple of 8
-  uint8_t *out;    // for rows and cols up to a multiple of 16 and of kWordsCols
+  uint8_t *out;    // room for rows and cols up to a multiple of 16 and of kWordsCols
   int64_t out_stride;
-  // Of words of GPTQ to make: where column i of `cols`, a multiple of 8, is; negative where there
-  // is none. NULL: in order.
+  // Used to make words of GPTQ: the source column of each of `cols` (a multiple of 8) columns;
+  // negative if there is none. NULL: columns stay in order.
   const int16_t *columns = nullptr;
 };
 constexpr int64_t kWordsCols = 128;
 
-// Scales and zeros of groups of a row of compressed-tensors, or of rows of a group of GPTQ or AWQ,
-// as numbers: the scales, and 8 less the zero points. Outputs have room up to a multiple of 16.
+// Converts scales and zeros to numbers: the scales, and 8 minus the zero points. They are those of
+// the groups of one row of compressed-tensors, or of the rows of one group of GPTQ or AWQ. Outputs
+// have room up to a multiple of 16.
 struct GroupsArgs {
   const uint16_t *scales;
-  bool fp16;              // else bf16
-  const uint32_t *zeros;  // the word of the first, or NULL: 8
-  uint32_t zero_offset;   // what is added to words of GPTQ
-  int layout;             // of nf4.h
-  int shift;              // compressed-tensors: of the row in words
+  bool fp16;              // otherwise bf16
+  const uint32_t *zeros;  // the word of the first zero, or NULL: all are 8
+  uint32_t zero_offset;   // added to words of GPTQ
+  int layout;             // a layout of nf4.h
+  int shift;              // compressed-tensors: the place of the row in its words
   int64_t count;
   float *scales_out;
   float *zeros_out;
 };
 
 struct DequantKernels {
-  void (*dequant[3])(const DequantArgs &args);  // by dtype, in the order of nf4.h
-  void (*int4[3])(const DequantArgs &args);     // the first of two codes is the low nibble
+  void (*dequant[3])(const DequantArgs &args);  // indexed by dtype, in the order of nf4.h
+  void (*int4[3])(const DequantArgs &args);     // the low nibble is the first of two codes
   void (*groups)(const GroupsArgs &args);
-  // To words of GPTQ, of whole words of columns; and to rows of codes.
+  // Turn rows of codes into words of GPTQ, in whole words of columns, and words into rows of codes.
   void (*gptq_words)(const WordsArgs &args);
   void (*awq_words)(const WordsArgs &args);
-  void (*awq_from_gptq)(const WordsArgs &args);  // of multiples of 128 rows
-  void (*gptq_rows)(const WordsArgs &args);      // and back, rows of codes taken for rows of words
+  void (*awq_from_gptq)(const WordsArgs &args);  // for multiples of 128 rows
+  // The inverse, with rows of codes in place of rows of words.
+  void (*gptq_rows)(const WordsArgs &args);
   void (*awq_rows)(const WordsArgs &args);
-  // Copies lines of 64 bytes, by stores that bypass the caches, to a multiple of 64. NULL where the
-  // processor does so by itself.
+  // Copies lines of 64 bytes with stores that bypass the caches. `to` is a multiple of 64. NULL if
+  // the processor does that by itself.
   void (*store_nontemporal)(char *to, const char *from, int64_t lines);
 };
 

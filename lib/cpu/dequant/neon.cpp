@@ -1,8 +1,8 @@
-// Dequantize by NEON.
+// Dequantize with NEON.
 //
-// The 16 values of a block are multiplied and rounded once, to two tables of bytes, low and high,
-// which tbl looks up: 12 instructions and 4 stores for 32 weights of 16 bits. fp32: four tables, 28
-// and 8 stores.
+// The 16 values of a block are multiplied and rounded once, into two tables of bytes, low and high,
+// for tbl: 12 instructions and 4 stores for 32 weights of 16 bits. fp32 has four tables, and takes
+// 28 instructions and 8 stores.
 #include "cpu/isa/neon.hpp"
 
 #include "cpu/dequant/block_loops.hpp"
@@ -33,7 +33,7 @@ struct WordTable {
   static constexpr int kBytes = 2;
   uint8x16_t low_bytes, high_bytes;
 
-  // A NaN among the products is such that rounding leaves it NaN (DequantArgs).
+  // NaN products are canonical, so rounding keeps them NaN (DequantArgs).
   explicit WordTable(const Floats16 &products) {
     const uint8x16_t low = vreinterpretq_u8_u16(round(T{}, products.q[0], products.q[1]));
     const uint8x16_t high = vreinterpretq_u8_u16(round(T{}, products.q[2], products.q[3]));
@@ -69,8 +69,8 @@ struct Fp32Table {
   }
 };
 
-// What of a weight the kernels are made for: which nibble of a byte comes first, and the 16 values
-// of a block.
+// The kind of weight that a kernel is compiled for: which nibble of a byte comes first, and how the
+// 16 values of a block are computed.
 struct Floats4 {
   static constexpr bool kHighFirst = true;
   static Floats16 values(const DequantArgs &args, int64_t block) {
@@ -93,12 +93,12 @@ struct Integers4 {
   }
 };
 
-// 4 words at a time.
+// Vectors of 4 words.
 struct Words {
   using Vector = uint32x4_t;
   static constexpr int kLanes = 4;
 
-  // The first `lanes`, and zeros.
+  // Loads the first `lanes` words; the other lanes are zero.
   static Vector load(const uint32_t *words, int64_t lanes) {
     if (lanes >= kLanes) return vld1q_u32(words);
     uint32_t padded[kLanes] = {};
@@ -106,13 +106,13 @@ struct Words {
     return vld1q_u32(padded);
   }
   static Vector set(int x) { return vdupq_n_u32(static_cast<uint32_t>(x)); }
-  // To the left, by less than 32 bits.
+  // Rotates to the left by less than 32 bits.
   static Vector rotate(Vector x, Vector bits) {
     const int32x4_t left = vreinterpretq_s32_u32(bits);
     return vorrq_u32(vshlq_u32(x, left), vshlq_u32(x, vsubq_s32(left, vdupq_n_s32(32))));
   }
   static void store(uint8_t *to, Vector x) { vst1q_u8(to, vreinterpretq_u8_u32(x)); }
-  // Word c of vector j to be word 8 c + j of all.
+  // Word c of vector j becomes word 8 c + j of all words.
   static void interleave(Vector (&x)[8]) {
     Vector first[] = {x[0], x[1], x[2], x[3]}, second[] = {x[4], x[5], x[6], x[7]};
     transpose(first);
@@ -123,7 +123,7 @@ struct Words {
       x[2 * c + 1] = second[c];
     }
   }
-  // The other way round.
+  // The inverse of interleave().
   static void deinterleave(Vector (&x)[8]) {
     Vector first[] = {x[0], x[2], x[4], x[6]}, second[] = {x[1], x[3], x[5], x[7]};
     transpose(first);

@@ -1,6 +1,6 @@
-// Outputs larger than the caches are produced in a small buffer and copied from there by
-// nontemporal stores, which spares reading the lines that they overwrite. Pages that the system has
-// yet to provide are written through the caches: they are zeroed there at the first touch.
+// Outputs larger than the caches are produced in a small buffer and copied from there with
+// nontemporal stores, which avoids reading the lines that they overwrite. Pages that the system has
+// not provided yet are written through the caches, since they are zeroed there at the first touch.
 // docs/design/cpu.md has the measurements.
 #include "cpu/dequant/output.hpp"
 
@@ -18,7 +18,7 @@
 namespace nf4::cpu {
 namespace {
 
-// False where the system has yet to provide the page of an address.
+// Returns false if the system has not provided the page of an address yet.
 bool is_resident(const char *address) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   unsigned char resident = 1;
@@ -53,7 +53,7 @@ void DequantOutput::store(const char *made, int64_t offset, int64_t bytes) const
 
 void DequantOutput::end() const {
 #if defined(__SSE__)
-  // Nontemporal stores are not ordered with others by themselves.
+  // Nontemporal stores are not ordered with other stores without a fence.
   if (nontemporal_) _mm_sfence();
 #endif
 }

@@ -1,4 +1,5 @@
-// Where dequantized elements go: to their place, or by way of a small buffer past the caches.
+// Decides where dequantized elements are written: directly to their place, or through a small
+// buffer with stores that bypass the caches.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +10,22 @@ namespace nf4::cpu {
 
 class DequantOutput {
  public:
-  // Of output, dequantized at once: straight to its place, and by way of the buffer.
+  // The output dequantized in one part: directly, and through the buffer.
   static constexpr int64_t kChunkBytes = 16384;
   static constexpr int64_t kStagedBytes = 4096;
 
-  // `bytes` of output in all.
+  // `bytes` is the size of the whole output.
   DequantOutput(const DequantKernels &kernels, void *out, int64_t bytes)
       : kernels_(kernels), out_(static_cast<char *>(out)), bytes_(bytes) {}
 
-  // Decides for a part of it.
+  // Decides how a part of the output is written.
   void begin(int64_t first, int64_t last);
   int64_t chunk_bytes() const { return nontemporal_ ? kStagedBytes : kChunkBytes; }
-  // Where to make what belongs at `offset`, whole steps of at most chunk_bytes().
+  // Returns where to produce whole steps, at most chunk_bytes(), that belong at `offset`.
   char *place(int64_t offset) { return nontemporal_ ? stage_ : out_ + offset; }
-  // Where to make what is no whole steps, at most kStagedBytes.
+  // Returns where to produce elements that are not whole steps, at most kStagedBytes.
   char *stage() { return stage_; }
-  // Brings what has been made there to its place.
+  // Moves elements that were produced there to their place.
   void store(const char *made, int64_t offset, int64_t bytes) const;
   void end() const;
 

@@ -21,7 +21,7 @@ void RangeDequantizer::operator()(int64_t first, int64_t count, char *out) {
   std::memset(out + count * element_bytes_, 0, (to_steps(count) - count) * element_bytes_);
 }
 
-// Whole steps from `begin` to `end` or beyond it.
+// Dequantizes whole steps from `begin` to `end` or beyond it.
 void RangeDequantizer::dequant_steps(int64_t begin, int64_t end, char *out) {
   const int64_t in_block = begin & (weight_.blocksize() - 1);
   if (in_block != 0) {
@@ -33,7 +33,7 @@ void RangeDequantizer::dequant_steps(int64_t begin, int64_t end, char *out) {
   if (begin < end) dequant_blocks(begin, end - begin, out);
 }
 
-// Elements of one block, or of any that begin with a whole one.
+// Dequantizes elements of one block, or of several if they begin with a whole one.
 void RangeDequantizer::dequant_blocks(int64_t first, int64_t elements, char *out) {
   const int64_t block = first >> weight_.blocksize_log2;
   const int64_t last = (first + elements - 1) >> weight_.blocksize_log2;

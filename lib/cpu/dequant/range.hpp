@@ -7,7 +7,7 @@
 
 namespace nf4::cpu {
 
-// Up to a multiple of kKernelStep.
+// Rounds up to a multiple of kKernelStep.
 constexpr int64_t to_steps(int64_t elements) {
   return ceil_divide(elements, kKernelStep) * kKernelStep;
 }
@@ -19,8 +19,8 @@ class RangeDequantizer {
 
   RangeDequantizer(const DequantKernels &kernels, const Weight &weight, nf4_dtype dtype);
 
-  // `count` elements from `first` on, at most kMaxElements and kMaxBytes, and zeros up to a
-  // whole kKernelStep.
+  // Dequantizes `count` elements from `first` on, at most kMaxElements and kMaxBytes, and writes
+  // zeros up to a whole kKernelStep.
   void operator()(int64_t first, int64_t count, char *out);
 
  private:

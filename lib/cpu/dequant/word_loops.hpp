@@ -1,9 +1,9 @@
-// Words of GPTQ and AWQ to rows of codes along the columns, for vectors of any instruction set. W
-// is a type of an unnamed namespace (matmul/loops.hpp says why).
+// Turns words of GPTQ and AWQ into rows of codes along the columns, with vectors of any instruction
+// set. W is a type of an unnamed namespace (matmul/loops.hpp says why).
 //
-// GPTQ: a word has 8 columns of a row, so words are transposed, a square of them at a time: half an
-// instruction a word, and its load and store. AWQ: a word has 8 rows of a column; the nibbles of 8
-// words are transposed first, in three steps, 6 instructions a word.
+// A GPTQ word has 8 columns of a row, so squares of words are transposed: half an instruction per
+// word, plus its load and store. An AWQ word has 8 rows of a column, so the nibbles of 8 words are
+// transposed first, in three steps: 6 instructions per word.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ void gptq_rows(const WordsArgs &args) {
     }
 }
 
-// Words of GPTQ in the order of args.columns, from rows of them with room for whole vectors.
+// Makes words of GPTQ in the order of args.columns from rows of them; there is room for whole
+// vectors.
 template <class W>
 void sorted_words(const WordsArgs &args) {
   const int16_t *columns = args.columns;
@@ -55,7 +56,7 @@ void sorted_words(const WordsArgs &args) {
   }
 }
 
-// Words of GPTQ to rows of them, one after the other.
+// Turns words of GPTQ into rows of words, one after another.
 template <class W>
 void gptq_words(const WordsArgs &args) {
   if (args.columns != nullptr) return sorted_words<W>(args);
@@ -74,7 +75,7 @@ __attribute__((always_inline)) inline void exchange(typename W::Vector &a, typen
   b ^= (b ^ right) & kLow;
 }
 
-// Nibble i of word j to nibble j of word i.
+// Nibble i of word j becomes nibble j of word i.
 template <class W>
 __attribute__((always_inline)) inline void transpose_nibbles(typename W::Vector (&words)[8]) {
   NF4_UNROLL
@@ -86,7 +87,7 @@ __attribute__((always_inline)) inline void transpose_nibbles(typename W::Vector 
   for (int i = 0; i < 8; i += 2) exchange<W, 4>(words[i], words[i + 1]);
 }
 
-// To words of GPTQ.
+// Turns rows of codes into words of GPTQ.
 template <class W>
 void awq_words(const WordsArgs &args) {
   constexpr int kLanes = W::kLanes;
@@ -112,7 +113,7 @@ void awq_words(const WordsArgs &args) {
     }
 }
 
-// From words of GPTQ to those of AWQ, of whole vectors of rows and whole words of columns.
+// Turns words of GPTQ into words of AWQ, in whole vectors of rows and whole words of columns.
 template <class W>
 void awq_from_gptq(const WordsArgs &args) {
   constexpr int kLanes = W::kLanes;

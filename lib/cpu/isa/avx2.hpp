@@ -1,5 +1,5 @@
-// What the AVX2 files share (F16C included). In an unnamed namespace, as each file is compiled for
-// instructions that not every machine has: nothing of it may be linked elsewhere.
+// Helpers that the AVX2 files share (F16C included). They are in an unnamed namespace: each file is
+// compiled for instructions that not every machine has, so nothing of it may be linked elsewhere.
 #pragma once
 
 #include <immintrin.h>
@@ -9,7 +9,7 @@
 namespace nf4::cpu {
 namespace {
 
-// Element types: 8 of them as floats.
+// Element types, in vectors of 8 floats.
 struct Fp32 {
   static constexpr int kBytes = 4;
   static __m256 load(const char *x) { return _mm256_loadu_ps((const float *)x); }
@@ -31,7 +31,7 @@ struct Bf16 {
   static __m256 load(const char *x) { return widen(_mm_loadu_si128((const __m128i *)x)); }
 };
 
-// 16 floats by code.
+// 16 floats, indexed by code.
 struct Floats16 {
   __m256 low, high;
 
@@ -39,7 +39,7 @@ struct Floats16 {
     return {_mm256_loadu_ps(codebook), _mm256_loadu_ps(codebook + 8)};
   }
 
-  // By the low 4 bits of each index.
+  // Looks up the low 4 bits of each index.
   __m256 look_up(__m256i codes) const {
     // vpermps reads three bits of a code; the fourth, as the sign, chooses the half.
     const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28));
@@ -48,7 +48,7 @@ struct Floats16 {
   }
 };
 
-// Of integer weights: words, zeros and scales, a lane each.
+// Integer weights: words, zeros and scales, one per lane.
 struct Int4Lanes {
   using Sum = __m256;
   using Codes = __m256i;
@@ -58,7 +58,7 @@ struct Int4Lanes {
   static __m256 load_sums(const float *sums) { return _mm256_loadu_ps(sums); }
   static void store_sums(float *to, __m256 sums) { _mm256_storeu_ps(to, sums); }
 
-  // Of words of GPTQ and AWQ. The first `lanes` of them, and zeros.
+  // These are for words of GPTQ and AWQ. Loads the first `lanes` words; the other lanes are zero.
   static __m256i load_words(const uint32_t *words, int64_t lanes) {
     if (lanes >= kSumLanes) return _mm256_loadu_si256((const __m256i *)words);
     const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(lanes)),
@@ -67,19 +67,19 @@ struct Int4Lanes {
   }
   static __m256i shift_words(__m256i words, int bits) { return _mm256_srli_epi32(words, bits); }
   static __m256 broadcast_sum(float x) { return _mm256_set1_ps(x); }
-  // 8 less the zero point that the low bits are.
+  // Returns 8 minus the zero point in the low bits.
   static __m256 zero_terms(__m256i words) {
     const __m256i zeros = _mm256_and_si256(words, _mm256_set1_epi32(15));
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_set1_epi32(8), zeros));
   }
-  // The zeros of the rows of a word of GPTQ or AWQ, which is less by `offset`, to the low bits of a
-  // lane each.
+  // Moves the zeros of the rows of a GPTQ or AWQ word, which is stored less `offset`, to the low
+  // bits of one lane each.
   static __m256i spread_zeros(const uint32_t *words, int64_t, uint32_t offset, bool awq) {
     const __m256i shifts = awq ? _mm256_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28)
                                : _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
     return _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(*words + offset)), shifts);
   }
-  // A NaN with the highest bit of its mantissa alone.
+  // Turns a NaN into the one whose mantissa has only the highest bit set.
   static __m256 canonical(__m256 x) {
     const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
     return _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
@@ -90,7 +90,7 @@ struct Int4Lanes {
     for (int i = 0; i < rows; ++i) padded[i] = scales[i];
     return widen(_mm_loadu_si128((const __m128i *)padded), fp16);
   }
-  // Those of the rows of so many words, by nibble: of even rows, then of odd ones.
+  // Loads the scales of the rows of `words` words, by nibble: the even rows, then the odd ones.
   static void load_awq_scales(const uint16_t *scales, bool fp16, int64_t words,
                               __m256 (&out)[2][4]) {
     __m256 pairs[4], even[2], odd[2];

@@ -1,5 +1,5 @@
-// What the AVX-512 files share. In an unnamed namespace, as each file is compiled for instructions
-// that not every machine has: nothing of it may be linked elsewhere.
+// Helpers that the AVX-512 files share. They are in an unnamed namespace: each file is compiled for
+// instructions that not every machine has, so nothing of it may be linked elsewhere.
 #pragma once
 
 #include <immintrin.h>
@@ -18,8 +18,8 @@ inline __m512i iota() {
 inline __m512 as_floats(__m512i x) { return _mm512_castsi512_ps(x); }
 inline __m512i as_integers(__m512 x) { return _mm512_castps_si512(x); }
 
-// Lane by lane of 128 bits, 4 x 4 words: words j of x[i] to x[i + 3] to b[i + j]. Inlined, so that
-// they stay in registers.
+// Transposes 4 x 4 words within each 128-bit lane: words j of x[i] to x[i + 3] go to b[i + j].
+// Inlined, so that they stay in registers.
 template <class Vector, int kVectors>
 __attribute__((always_inline)) inline void transpose_lanes(const Vector (&x)[kVectors],
                                                            __m512i (&b)[kVectors]) {
@@ -36,12 +36,12 @@ __attribute__((always_inline)) inline void transpose_lanes(const Vector (&x)[kVe
   }
 }
 
-// 16 x 16 words.
+// Transposes 16 x 16 words.
 template <class Vector>
 __attribute__((always_inline)) inline void transpose(Vector (&x)[16]) {
   __m512i b[16];
   transpose_lanes(x, b);
-  // b[4 r + j]: words j, j + 4, j + 8, j + 12 of rows 4 r to 4 r + 3, a lane each.
+  // b[4 r + j] has words j, j + 4, j + 8 and j + 12 of rows 4 r to 4 r + 3, one word per lane.
   NF4_UNROLL
   for (int j = 0; j < 4; ++j) {
     const __m512i low = _mm512_shuffle_i32x4(b[j], b[j + 4], 0x88);
@@ -55,7 +55,7 @@ __attribute__((always_inline)) inline void transpose(Vector (&x)[16]) {
   }
 }
 
-// Element types: 16 of them as floats.
+// Element types, in vectors of 16 floats.
 struct Fp32 {
   static constexpr int kBytes = 4;
   static __m512 load(const char *x) { return _mm512_loadu_ps(x); }
@@ -77,7 +77,7 @@ struct Bf16 {
   static __m512 load(const char *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
 };
 
-// Of matmul: sums in fp32, and the scales of a unit.
+// For matmul: sums in fp32, and the scales of a unit.
 struct Fp32Sums {
   using Sum = __m512;
   static constexpr int kSumLanes = 16;
@@ -87,7 +87,7 @@ struct Fp32Sums {
   static void store_sums(float *to, __m512 sums) { _mm512_storeu_ps(to, sums); }
   static __m512 scale_add(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
   static float sum_of(__m512 x) { return _mm512_reduce_add_ps(x); }
-  // The sums of four vectors to four floats.
+  // Reduces four vectors to four floats.
   static void add_sums(__m512 a, __m512 b, __m512 c, __m512 d, float *to) {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
     const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -99,7 +99,7 @@ struct Fp32Sums {
     _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
   }
 
-  // Of words of GPTQ and AWQ. The first `lanes` of them, and zeros.
+  // These are for words of GPTQ and AWQ. Loads the first `lanes` words; the other lanes are zero.
   static __m512i load_words(const uint32_t *words, int64_t lanes) {
     return _mm512_maskz_loadu_epi32(mask_of(lanes), words);
   }
@@ -107,13 +107,13 @@ struct Fp32Sums {
     return _mm512_srli_epi32(words, bits);
   }
   static __m512 broadcast_sum(float x) { return _mm512_set1_ps(x); }
-  // 8 less the zero point that the low bits are.
+  // Returns 8 minus the zero point in the low bits.
   static __m512 zero_terms(__m512i words) {
     return _mm512_permutexvar_ps(
         words, _mm512_setr_ps(8, 7, 6, 5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6, -7));
   }
-  // The zeros of so many rows, in whole words of GPTQ or AWQ less `offset`, to the low bits of a
-  // lane each.
+  // Moves the zeros of `rows` rows, in whole words of GPTQ or AWQ that are stored less `offset`, to
+  // the low bits of one lane each.
   static __m512i spread_zeros(const uint32_t *words, int64_t rows, uint32_t offset, bool awq) {
     const __m512i both = _mm512_add_epi32(load_words(words, rows > 8 ? 2 : 1),
                                           _mm512_set1_epi32(static_cast<int>(offset)));
@@ -123,7 +123,7 @@ struct Fp32Sums {
             : _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     return _mm512_srlv_epi32(by_row, shifts);
   }
-  // A NaN with the highest bit of its mantissa alone.
+  // Turns a NaN into the one whose mantissa has only the highest bit set.
   static __m512 canonical(__m512 x) {
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     return _mm512_mask_mov_ps(x, nan, as_floats(_mm512_set1_epi32(0x7fc00000)));
@@ -131,7 +131,7 @@ struct Fp32Sums {
   static __m512 load_scales(const uint16_t *scales, bool fp16, int64_t rows) {
     return widen(_mm256_maskz_loadu_epi16(mask_of(rows), scales), fp16);
   }
-  // Those of the rows of so many words, by nibble: of even rows, then of odd ones.
+  // Loads the scales of the rows of `words` words, by nibble: the even rows, then the odd ones.
   static void load_awq_scales(const uint16_t *scales, bool fp16, int64_t words,
                               __m512 (&out)[2][4]) {
     __m512 pairs[4], even[2], odd[2];
@@ -157,7 +157,7 @@ struct Fp32Sums {
     return static_cast<__mmask16>(lanes >= 16 ? 0xffff : lanes <= 0 ? 0 : (1 << lanes) - 1);
   }
 
-  // Which of the unit's scales each lane takes.
+  // Returns the index of the scale that each lane of a unit uses.
   static __m512i load_spread(int scales) {
     const __m512i quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     return _mm512_srlv_epi32(quarter, _mm512_set1_epi32(2 - scales / 2));

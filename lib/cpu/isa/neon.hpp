@@ -1,5 +1,5 @@
-// What the NEON files share. In an unnamed namespace, as each file may be compiled for instructions
-// that not every machine has: nothing of it may be linked elsewhere.
+// Helpers that the NEON files share. They are in an unnamed namespace: each file may be compiled
+// for instructions that not every machine has, so nothing of it may be linked elsewhere.
 //
 // tbl looks up bytes, so a table of 16 floats is four registers, one for each byte of the floats: 4
 // tbl and 8 zip for 16 floats. Vectors of 16 floats are therefore four registers.
@@ -12,7 +12,7 @@
 namespace nf4::cpu {
 namespace {
 
-// Element types: 4 of them as floats.
+// Element types, in vectors of 4 floats.
 struct Fp32 {
   static constexpr int kBytes = 4;
   static float32x4_t load(const char *x) { return vld1q_f32((const float *)x); }
@@ -36,7 +36,7 @@ struct Floats16 {
   float32x4_t q[4];
 };
 
-// Element types: 16 of them as floats.
+// Element types, in vectors of 16 floats.
 template <class From>
 struct By16 {
   static constexpr int kBytes = From::kBytes;
@@ -48,8 +48,8 @@ struct By16 {
 
 inline Floats16 load16(const float *x) { return By16<Fp32>::load((const char *)x); }
 
-// By integers: floats to the 16 bits of the nearest bf16, halves to even. A NaN is to be such that
-// the carry leaves it NaN.
+// Rounds floats to the nearest bf16, halves to even, with integer instructions. NaN inputs are
+// canonical, so the rounding carry keeps them NaN.
 inline uint16x8_t round_to_bf16(float32x4_t low, float32x4_t high) {
   const auto round = [](float32x4_t x) {
     const uint32x4_t bits = vreinterpretq_u32_f32(x);
@@ -77,7 +77,7 @@ struct Bytes4 {
     const auto *from = (const uint8_t *)words;
     return split(vld1q_u8(from), vld1q_u8(from + 16), vld1q_u8(from + 32), vld1q_u8(from + 48));
   }
-  // The words.
+  // Returns the words.
   Floats16 join() const {
     const uint16x8_t low = vreinterpretq_u16_u8(vzip1q_u8(by[0], by[1]));
     const uint16x8_t next_low = vreinterpretq_u16_u8(vzip2q_u8(by[0], by[1]));
@@ -90,7 +90,7 @@ struct Bytes4 {
   }
 };
 
-// 16 floats by code.
+// 16 floats, indexed by code.
 struct FloatTable {
   Bytes4 bytes;
 
@@ -108,10 +108,10 @@ struct FloatTable {
 inline uint8x16_t low_nibbles(uint8x16_t x) { return vandq_u8(x, vdupq_n_u8(15)); }
 inline uint8x16_t high_nibbles(uint8x16_t x) { return vshrq_n_u8(x, 4); }
 
-// Of integer weights: words, zeros and scales of 16 rows.
+// Integer weights: words, zeros and scales of 16 rows.
 struct Int4Lanes {
   using Sum = Floats16;
-  // The nibbles of 16 words, the low ones first.
+  // The nibbles of 16 words, low nibbles first.
   struct Codes {
     uint8x16_t by[8];
   };
@@ -134,7 +134,7 @@ struct Int4Lanes {
             vfmaq_f32(sum.q[2], a.q[2], b.q[2]), vfmaq_f32(sum.q[3], a.q[3], b.q[3])};
   }
 
-  // Of words of GPTQ and AWQ. The first `lanes` of them, and zeros.
+  // These are for words of GPTQ and AWQ. Loads the first `lanes` words; the other lanes are zero.
   static Codes load_words(const uint32_t *words, int64_t lanes) {
     if (lanes >= kSumLanes) return nibbles_of(Bytes4::load(words));
     uint32_t padded[kSumLanes] = {};
@@ -146,22 +146,22 @@ struct Int4Lanes {
             high_nibbles(x.by[1]), low_nibbles(x.by[2]),  high_nibbles(x.by[2]),
             low_nibbles(x.by[3]),  high_nibbles(x.by[3])};
   }
-  // By a multiple of 4.
+  // Shifts by a multiple of 4.
   static Codes shift_words(const Codes &words, int bits) {
     const uint8x16_t *by = words.by;
     const int first = bits / 4;
     return {by[first],           by[(first + 1) % 8], by[(first + 2) % 8], by[(first + 3) % 8],
             by[(first + 4) % 8], by[(first + 5) % 8], by[(first + 6) % 8], by[(first + 7) % 8]};
   }
-  // 8 less the zero point that the low bits are.
+  // Returns 8 minus the zero point in the low bits.
   static Floats16 zero_terms(const Codes &words) {
     const int8x16_t terms = vsubq_s8(vdupq_n_s8(8), vreinterpretq_s8_u8(words.by[0]));
     const int16x8_t low = vmovl_s8(vget_low_s8(terms)), high = vmovl_high_s8(terms);
     return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
             vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))};
   }
-  // The zeros of so many rows, in whole words of GPTQ or AWQ less `offset`, to the low bits of a
-  // lane each.
+  // Moves the zeros of `rows` rows, in whole words of GPTQ or AWQ that are stored less `offset`, to
+  // the low bits of one lane each.
   static Codes spread_zeros(const uint32_t *words, int64_t rows, uint32_t offset, bool awq) {
     const uint32x2_t both = {words[0] + offset, rows > 8 ? words[1] + offset : 0};
     const uint8x16_t bytes = vreinterpretq_u8_u32(vcombine_u32(both, both));
@@ -169,7 +169,7 @@ struct Int4Lanes {
     constexpr uint8_t kAwq[] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15};
     return {awq ? vqtbl1q_u8(in_words, vld1q_u8(kAwq)) : in_words};
   }
-  // A NaN with the highest bit of its mantissa alone.
+  // Turns a NaN into the one whose mantissa has only the highest bit set.
   static float32x4_t canonical(float32x4_t x) {
     return vbslq_f32(vceqq_f32(x, x), x, vreinterpretq_f32_u32(vdupq_n_u32(0x7fc00000)));
   }
@@ -194,7 +194,7 @@ struct Int4Lanes {
   }
 };
 
-// Of matmul: sums in fp32, four lanes.
+// For matmul: sums in fp32, in four lanes.
 struct QuadSums {
   using Sum = float32x4_t;
   static constexpr int kSumLanes = 4;
@@ -205,17 +205,18 @@ struct QuadSums {
   static Sum broadcast_sum(float x) { return vdupq_n_f32(x); }
   static Sum scale_add(Sum a, Sum b, Sum sum) { return vfmaq_f32(sum, a, b); }
   static float sum_of(Sum x) { return vaddvq_f32(x); }
-  // The sums of four vectors to four floats.
+  // Reduces four vectors to four floats.
   static void add_sums(Sum a, Sum b, Sum c, Sum d, float *to) {
     const Sum sums = vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d));
     vst1q_f32(to, vaddq_f32(vld1q_f32(to), sums));
   }
 };
 
-// The sums of a unit of rows of codes, four registers of products: of one scale, all of them in
-// four lanes, which leaves registers for more rows of x; or of a scale for each half.
+// The sums of a unit of rows of codes, from four registers of products. With one scale, all of them
+// are summed in four lanes, which leaves registers for more rows of x. Otherwise there is a scale
+// for each half.
 struct OneScale : QuadSums {
-  static constexpr int kSumLanes = 8;  // as of two
+  static constexpr int kSumLanes = 8;  // the same as with two scales
 
   static Sum load_sums(const float *sums) {
     return vaddq_f32(vld1q_f32(sums), vld1q_f32(sums + 4));

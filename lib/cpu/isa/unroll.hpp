@@ -1,4 +1,4 @@
-// A loop whose arrays are to be registers.
+// Unrolls a loop whose arrays must be in registers.
 #pragma once
 
 #if defined(__clang__)

@@ -33,7 +33,7 @@ void DenseMatrix::read(const MatmulKernels &kernels, int64_t row, int64_t col, i
   });
 }
 
-// As more columns of the weight: those of B, times those of the scaled product.
+// The adapter acts as additional columns of the weight: B, multiplied with the scaled product.
 void add_adapter(const MatmulKernels &kernels, const MatmulProblem &problem, const Sums &sums) {
   constexpr int64_t kTileN = 16, kTileM = 6;
   alignas(64) char w[kTileN * kMaxLoraRank * sizeof(float)];

@@ -1,7 +1,7 @@
-// Matmul by AVX2 in fp32 (with FMA and F16C).
+// Matmul with AVX2 in fp32 (with FMA and F16C).
 //
-// Dot. 8 weights take 2 shifts, two look-ups and a blend (vpermps: 8 floats are one register), and
-// with each row of x an fma. Tile: 12 fma, two a cycle, for 7 loads; it has 16 registers.
+// Dot: 8 weights take 2 shifts, two look-ups and a blend (vpermps: 8 floats are one register), plus
+// an fma for each row of x. Tile: 12 fma, two a cycle, for 7 loads; it has 16 registers.
 #include "cpu/isa/avx2.hpp"
 
 #include "cpu/matmul/column_loops.hpp"
@@ -36,7 +36,7 @@ struct Floats : Int4Lanes {
     sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
     return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
   }
-  // The sums of four vectors to four floats.
+  // Reduces four vectors to four floats.
   static void add_sums(__m256 a, __m256 b, __m256 c, __m256 d, float *to) {
     const __m256 by_lane = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
     const __m128 sums =
@@ -53,7 +53,7 @@ struct Floats : Int4Lanes {
   static __m256 look_up(const Floats16 &table, __m256i codes) { return table.look_up(codes); }
   static __m256i next(__m256i codes) { return _mm256_srli_epi32(codes, 4); }
 
-  // Which of the unit's scales each lane takes.
+  // Returns the index of the scale that each lane of a unit uses.
   static __m256i load_spread(int scales) {
     return scales == 1 ? _mm256_setzero_si256() : _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
   }

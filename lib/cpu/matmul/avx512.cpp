@@ -1,12 +1,12 @@
-// Matmul by AVX-512 in fp32, which is exact to the last few bits for every x.
+// Matmul with AVX-512 in fp32, which is exact to the last few bits for every x.
 //
-// Dot. 128 weights of a row take 7 shifts, 8 look-ups (vpermps: 16 floats are one register), and
-// one more for the scales; with each row of x 9 multiplications. At two instructions of 512 bits a
-// cycle, a Zen 4's best, that is 1.7 ns for 64 weights and one row of x; measured in the caches,
-// scales included, 2.5, 3.3, 4.8, 6.2 for 1 to 4 rows. Bound by these; two cores take 1.4 ms for
-// 14336 x 4096, of which their memory needs half at least.
+// Dot: 128 weights of a row take 7 shifts, 8 look-ups (vpermps: 16 floats are one register), and
+// one more for the scales, plus 9 multiplications for each row of x. A Zen 4 executes at most two
+// 512-bit instructions a cycle, which gives 1.7 ns for 64 weights and one row of x; measured in the
+// caches, scales included: 2.5, 3.3, 4.8, 6.2 ns for 1 to 4 rows. These instructions bound it: two
+// cores take 1.4 ms for 14336 x 4096, of which their memory needs at least half.
 //
-// Tile. 24 fma for 10 loads, one a cycle, and 16 weights each: twice the time of bf16.
+// Tile: 24 fma for 10 loads, one a cycle, with 16 weights each: twice the time of bf16.
 #include "cpu/isa/avx512.hpp"
 
 #include <climits>

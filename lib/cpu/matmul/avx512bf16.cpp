@@ -1,13 +1,14 @@
-// Matmul of bf16 by vdpbf16ps, which multiplies pairs exactly and adds each product to a sum in
+// Matmul of bf16 with vdpbf16ps, which multiplies pairs exactly and adds each product to a sum in
 // fp32 with a rounding of its own; it flushes subnormal numbers, products and sums. Dot takes the
 // codebook in bf16 from core/formats.hpp; docs/design/cpu.md compares the errors.
 //
-// Dot. Half a byte is read per weight. 128 weights of a row take 3 shifts, 4 look-ups, and one more
-// for the scales; with each row of x 4 vdpbf16ps and an fma. On a Zen 4 at 3.7 GHz, in the caches,
-// ns for 64 weights, scales included: 1.6, 2.1, 3.0, 3.7 for 1 to 4 rows of x; the vdpbf16ps and
-// the fma, one a cycle, alone would take 0.7 to 2.7. From memory one row is bound by that.
+// Dot: half a byte is read per weight. 128 weights of a row take 3 shifts, 4 look-ups, and one more
+// for the scales, plus 4 vdpbf16ps and an fma for each row of x. On a Zen 4 at 3.7 GHz, in the
+// caches, 64 weights with their scales take 1.6, 2.1, 3.0, 3.7 ns for 1 to 4 rows of x; the
+// vdpbf16ps and the fma alone, one a cycle, would take 0.7 to 2.7. One row is bound by memory if it
+// is read from there.
 //
-// Tile. 24 vdpbf16ps for 10 loads; 94 % of one a cycle, and 3.3 ns for 64 weights to dequantize.
+// Tile: 24 vdpbf16ps for 10 loads, at 94 % of one a cycle; 64 weights take 3.3 ns to dequantize.
 #include <climits>
 #include <cstring>
 
@@ -45,7 +46,7 @@ struct Bf16Pairs : Fp32Sums {
     return _mm512_dpbf16_ps(sum, as_bf16(a), as_bf16(b));
   }
 
-  // Twice over, as vpermw reads the low 5 bits of each index.
+  // The codebook is there twice, as vpermw reads the low 5 bits of each index.
   static __m512i load_table(const void *codebook) {
     return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)codebook));
   }
@@ -69,13 +70,13 @@ struct Bf16Pairs : Fp32Sums {
     const uint32_t mask = items >= kLanes ? ~0u : (1u << items) - 1;
     return _mm512_maskz_loadu_epi16(mask, x);
   }
-  // Of each 8, as look_up() finds the codes of a word of which the first is the high nibble: 1 5 0
-  // 4 3 7 2 6.
+  // Reorders each 8 elements to 1 5 0 4 3 7 2 6: the order in which look_up() finds the codes of a
+  // word whose first code is the high nibble.
   static __m512i pair_high_first(__m512i x) {
     return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, 10, 11, 0, 1, 8, 9, 6,
                                                                        7, 14, 15, 4, 5, 12, 13)));
   }
-  // The low one: 0 4 1 5 2 6 3 7.
+  // The same for a word whose first code is the low nibble: 0 4 1 5 2 6 3 7.
   static __m512i pair(__m512i x) {
     return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4,
                                                                        5, 12, 13, 6, 7, 14, 15)));
@@ -91,7 +92,8 @@ struct Bf16Pairs : Fp32Sums {
     __builtin_memcpy(&pair, x, sizeof pair);
     return _mm512_set1_epi32(pair);
   }
-  // The low or high halves of words of two columns: a code and the next column's above it.
+  // Combines the low or high halves of words of two columns: a code, and the next column's above
+  // it.
   static __m512i half_words(const __m512i (&words)[2], int half) {
     const __m512i other_half =
         _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
@@ -101,7 +103,7 @@ struct Bf16Pairs : Fp32Sums {
   }
 };
 
-// 16 words of 16 rows: vector i gets word i of each.
+// Transposes 16 words of 16 rows: vector i gets word i of each row.
 __attribute__((always_inline)) inline void load_transposed(const char *from, int64_t row_bytes,
                                                            __m512i (&out)[16]) {
   NF4_UNROLL
@@ -138,7 +140,7 @@ void transpose_scales(const float *scales, int64_t stride, int64_t count, float 
   }
 }
 
-// A gather takes three times as long.
+// A gather would take three times as long.
 __m512 look_up_256(const float *table, __m512i indices) {
   __m512 values[8];
   NF4_UNROLL
@@ -166,7 +168,7 @@ void nested_scales(const uint8_t *codes, int64_t count, const float *table, floa
 }
 
 void pair_rows(const void *a, const void *b, int64_t elements, void *out) {
-  // 0 32 1 33 ... 15 47.
+  // In the order 0 32 1 33 ... 15 47.
   const __m512i first = _mm512_or_si512(
       iota(), _mm512_slli_epi32(_mm512_add_epi32(iota(), _mm512_set1_epi32(32)), 16));
   const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));

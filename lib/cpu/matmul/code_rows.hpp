@@ -1,5 +1,6 @@
-// What dot and lanes ask of a weight in rows of codes: its codebook in the kernels' dtype, its
-// codes, and the scales of elements of a row, one for each per_scale of them.
+// The codes and scales of a weight in rows of codes, as dot and lanes read them: its codebook in
+// the kernels' dtype, its codes, and the scales of elements of a row, one for each per_scale
+// elements.
 #pragma once
 
 #include "core/formats.hpp"
@@ -10,10 +11,10 @@
 
 namespace nf4::cpu {
 
-// That read() is asked for.
+// The most scales that read() writes.
 constexpr int64_t kMaxRowScales = 16384 / kMinBlocksize + kScalePadding;
 
-// The first line at least.
+// Prefetches the lines of a range, at least the first.
 __attribute__((always_inline)) inline void prefetch_lines(const void *from, int64_t bytes) {
   for (int64_t i = 0; i == 0 || i < bytes; i += 64)
     __builtin_prefetch(static_cast<const char *>(from) + i, 0, 2);
@@ -34,7 +35,7 @@ class CodebookRows {
   }
 
   const void *codebook() const { return codebook_; }
-  float unit() const { return unit_; }  // of its numbers
+  float unit() const { return unit_; }  // the unit of the codebook's numbers
   const uint8_t *packed() const { return weight_.packed; }
   int64_t row_bytes() const { return weight_.cols / 2; }
   int64_t block() const { return weight_.blocksize(); }
@@ -54,7 +55,7 @@ class CodebookRows {
       scales[i] = by_block[((first_element + i * per_scale) >> weight_.blocksize_log2) - first];
   }
 
-  // Prefetches what read() reads. Inlined, as GCC drops calls that only prefetch.
+  // Prefetches what read() reads. It is inlined, as GCC drops calls that only prefetch.
   __attribute__((always_inline)) void prefetch(int64_t n, int64_t k, int64_t elements) const {
     const int64_t first = (n * weight_.cols + k) >> weight_.blocksize_log2;
     const int64_t bytes = weight_.nested() ? 1 : sizeof(float);
@@ -119,7 +120,8 @@ class IntegerRows {
   const void *codebook_;
 };
 
-// How many elements a scale is for, if of `most` and of every row there are to be whole ones.
+// Returns how many elements share a scale, such that both `most` and every row are whole multiples
+// of that.
 template <class Rows>
 int64_t elements_per_scale(const Rows &rows, int64_t cols, int64_t most) {
   int64_t elements = kMinBlocksize;

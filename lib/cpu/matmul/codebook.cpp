@@ -1,5 +1,5 @@
-// A weight's codebook in bf16. A caller's takes 12 us to round, which a matmul waits for: those of
-// the last few calls are kept.
+// A weight's codebook in bf16. Rounding a caller's codebook takes 12 us, for which a matmul waits,
+// so the rounded codebooks of the last few calls are kept.
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -16,8 +16,8 @@ bool same_entries(const float *a, const float *b) {
   return std::memcmp(a, b, sizeof(Codebook)) == 0;
 }
 
-// A call that finds it in use rounds for itself. Constant initialisation, no thread_local: nothing
-// here allocates (status.cpp says why).
+// A call that finds the cache in use rounds for itself. Initialisation is constant and nothing is
+// thread_local, so nothing here allocates (status.cpp says why).
 class RoundedCodebooks {
  public:
   RoundedCodebook operator()(const float *entries) {
@@ -51,7 +51,7 @@ RoundedCodebooks rounded_codebooks;
 
 RoundedCodebook codebook_in_bf16(const Weight &weight) {
   const float *entries = codebook(weight);
-  // bitsandbytes passes its formats' codebooks along, whose roundings are better.
+  // bitsandbytes passes the codebooks of its formats along; the formats' own roundings are better.
   for (const Format &format : kFormats)
     if (same_entries(entries, format.codebook.data())) return format.bf16;
   return rounded_codebooks(entries);

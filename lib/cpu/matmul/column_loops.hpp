@@ -1,11 +1,11 @@
-// The kernels of integer weights whose words lie side by side for neighbouring rows, as GPTQ's and
-// AWQ's do: a lane is a row of the weight, and x is broadcast. T as in loops.hpp.
+// The kernels of integer weights whose words lie side by side for neighbouring rows, as in GPTQ and
+// AWQ: a lane is a row of the weight, and x is broadcast. T is as in loops.hpp.
 //
-// GPTQ: a word has 8 columns of a row. AWQ: one column of 8 rows, so a vector of words has 8
-// vectors of sums; in bf16, words of two columns are merged, so that a code and its neighbour above
-// make a pair. For 32 weights a shift and a look-up, and with each row of x a vdpbf16ps, or twice
-// that in fp32: with many rows of x bound by the latter, with one by memory. For many the words are
-// a block in the L1 cache, with scales and zeros as numbers (columns.cpp).
+// A GPTQ word has 8 columns of a row. An AWQ word has one column of 8 rows, so a vector of words
+// has 8 vectors of sums; in bf16, words of two columns are merged, so that a code and its neighbour
+// above make a pair. 32 weights take a shift and a look-up, plus a vdpbf16ps for each row of x, or
+// twice that in fp32. With many rows of x the products are the bound, with one row memory is. For
+// many rows the words are a block in the L1 cache, and scales and zeros are numbers (columns.cpp).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ namespace nf4::cpu {
 
 // ---- x -------------------------------------------------------------------------------
 
-// Whole steps of x; in bf16, the columns in the halves of a word of GPTQ side by side.
+// Converts whole steps of x. In bf16, the columns in the two halves of a GPTQ word come side by
+// side.
 template <class T>
 void pair_columns(const void *x, int64_t elements, void *out) {
   const auto *from = static_cast<const typename T::Item *>(x);
@@ -29,7 +30,7 @@ template <class T>
 void column_sums(const void *x, int64_t stride, int64_t cols, int64_t count, float *sums) {
   const auto *from = static_cast<const typename T::Item *>(x);
   for (; count > 0; count -= 4, from += 4 * stride, sums += 4) {
-    // The last one again for those that are not there.
+    // The last one stands in for vectors that do not exist.
     const int64_t last = (count < 4 ? count : 4) - 1;
     typename T::Sum four[4] = {T::zero(), T::zero(), T::zero(), T::zero()};
     for (int64_t i = 0; i < cols; i += T::kLanes) {
@@ -51,8 +52,9 @@ void column_sums(const void *x, int64_t stride, int64_t cols, int64_t count, flo
 
 constexpr int64_t kPrefetchSteps = 3;
 
-// From the words at `at` of a row of `words` to those to prefetch: a few steps ahead, or where the
-// row ends there, at its start in the next columns, for which `rows` of words are a group's.
+// The distance from the words at `at`, in a row of `words`, to the words to prefetch. They are a
+// few steps ahead or, beyond the end of the row, at its start in the next columns. A group has
+// `rows` rows of words.
 template <class T>
 int64_t words_ahead(const ColumnsArgs &args, int64_t at, int64_t words, int64_t step,
                     int64_t rows) {
@@ -62,8 +64,9 @@ int64_t words_ahead(const ColumnsArgs &args, int64_t at, int64_t words, int64_t 
   return args.groups * rows * args.stride + into_next - at;
 }
 
-// Scales, zeros and what to prefetch with words of GPTQ's: those in the weight are read as they are
-// stored; those of a block are numbers, and the words that it is made of next are elsewhere.
+// The scales and zeros for words of GPTQ, and the words to prefetch. Here they are in the weight,
+// and are read as they are stored. In a block they are numbers, and the words that it is made of
+// next are elsewhere.
 template <class T>
 struct InWeight {
   static typename T::Sum scale(const ColumnsArgs &args, int g, int64_t n, int64_t rows) {
@@ -94,12 +97,12 @@ struct InBlock {
   }
 };
 
-// Vectors of rows from row n on, of which `lanes` rows there are at least, or kVectors = 1; rows of
-// x from m_begin on.
+// Multiplies vectors of rows from row n on with rows of x from m_begin on. There are at least
+// `lanes` rows, or kVectors is 1.
 template <class T, class Source, int kVectors, int kM>
 void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes, int m_begin) {
   using Item = typename T::Item;
-  constexpr int kItems = T::kLanes / T::kSumLanes;  // of a lane
+  constexpr int kItems = T::kLanes / T::kSumLanes;  // in a lane
   const auto table = T::load_table(args.codebook);
   const bool has_zeros = args.x_sums != nullptr;
   const uint32_t *words = args.words + n;
@@ -155,7 +158,7 @@ void gptq_block(const ColumnsArgs &args, int64_t n, int64_t lanes, int m_begin) 
   }
 }
 
-// How much to do together, up to 8, if one of it takes so many registers.
+// The number of vectors to process together, up to 8, given the registers that each takes.
 template <class T>
 constexpr int columns_together(int registers) {
   constexpr int kThere = T::kColumnRegisters;
@@ -165,7 +168,7 @@ constexpr int columns_together(int registers) {
                                    : 1;
 }
 
-// As many vectors of rows from row n on at a time as there are, kVectors at most.
+// Processes the rows from row n on, as many vectors at a time as there are, at most kVectors.
 template <class T, class Source, int kVectors, int kM>
 void gptq_rows(const ColumnsArgs &args, int64_t n, int m) {
   constexpr int64_t kRows = kVectors * T::kSumLanes;
@@ -188,7 +191,7 @@ void gptq_columns(const ColumnsArgs &args) {
   gptq_rows_of_x<T, InWeight<T>, kMaxDotM>(args, 0, args.m);
 }
 
-// Rows of x in parts as even as can be.
+// Splits the rows of x into parts that are as even as possible.
 template <class T>
 void block_columns(const ColumnsArgs &args) {
   const int parts = (args.m + T::kColumnM - 1) / T::kColumnM;
@@ -200,12 +203,12 @@ void block_columns(const ColumnsArgs &args) {
 
 // ---- AWQ -----------------------------------------------------------------------------
 
-// Prefetches the words of the next columns row by row, a vector for each that is multiplied: memory
-// is read faster in long parts of rows than in the order of the products.
+// Prefetches the words of the next columns row by row, a vector for each one that is multiplied.
+// Memory is read faster in long parts of rows than in the order of the products.
 template <class T>
 class NextWords {
  public:
-  // done: vectors that were multiplied.
+  // done: the number of vectors multiplied before.
   NextWords(const ColumnsArgs &args, int64_t vectors_of_row, int64_t done)
       : skip_(args.next.stride - vectors_of_row * T::kSumLanes),
         vectors_of_row_(vectors_of_row),
@@ -227,12 +230,12 @@ class NextWords {
   const uint32_t *at_;
 };
 
-// kHalves halves of the words from word c on, the first of them `half`. Sums are by nibble, and for
-// each of them by word.
+// Multiplies kHalves halves of the words from word c on; the first of them is `half`. Sums are by
+// nibble, and for each nibble by word.
 template <class T, int kHalves, int kM>
 void awq_block(const ColumnsArgs &args, int64_t c, int half) {
   using Item = typename T::Item;
-  constexpr int kItems = T::kLanes / T::kSumLanes;  // of a lane
+  constexpr int kItems = T::kLanes / T::kSumLanes;  // in a lane
   const auto table = T::load_table(args.codebook);
   const int64_t lanes = args.rows / 8 - c;
   const uint32_t *words = args.words + c;
@@ -302,7 +305,7 @@ template <class T, int kM>
 void awq_rows_of_x(const ColumnsArgs &args) {
   if constexpr (kM > 1)
     if (args.m < kM) return awq_rows_of_x<T, kM - 1>(args);
-  // As many sums as there are registers for.
+  // Sums are limited by the number of registers.
   constexpr bool kWhole = columns_together<T>(kM) == 8;
   for (int64_t c = 0; c < args.rows / 8; c += T::kSumLanes) {
     if constexpr (kWhole) {

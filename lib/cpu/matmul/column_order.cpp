@@ -19,7 +19,7 @@ void ColumnOrder::assign(const Int4Weight &weight, int64_t k, int64_t columns, i
   }
 }
 
-// By group, digit by digit.
+// Sorts by group, digit by digit.
 void ColumnOrder::sort(const Int4Weight &weight, int64_t k, int16_t *sorted) {
   constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
   std::iota(sorted, sorted + columns_, int16_t{0});
@@ -35,7 +35,7 @@ void ColumnOrder::sort(const Int4Weight &weight, int64_t k, int16_t *sorted) {
   }
 }
 
-// False where they do not have room.
+// Returns false if the columns do not have room.
 bool ColumnOrder::try_assign(const Int4Weight &weight, int64_t k, int64_t places,
                              const int16_t *sorted) {
   groups_ = 0;

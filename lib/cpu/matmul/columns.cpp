@@ -1,6 +1,6 @@
-// Matmul for integer weights in words of GPTQ and AWQ: the codes go from memory to the sums, which
-// are kept for a block of rows, group by group; for many rows of x by way of a block of words in
-// the L1 cache, in the order of GPTQ's. docs/design/cpu.md has the rates.
+// Matmul for integer weights in words of GPTQ and AWQ. The codes go from memory to the sums, which
+// are kept for a block of rows, group by group. For many rows of x they go through a block of words
+// in the L1 cache, in GPTQ's order. docs/design/cpu.md has the rates.
 #include "cpu/matmul/columns.hpp"
 
 #include "cpu/dequant/int4_groups.hpp"
@@ -10,12 +10,12 @@ namespace nf4::cpu {
 namespace {
 
 constexpr int64_t kMaxM = 64;
-// More rows of x are worth blocks.
+// With more rows of x than this, blocks are worth their cost.
 constexpr int64_t kMaxDirectGptq = 16, kMaxDirectAwq = 8;
-// Of a row, done at once, if groups are no larger.
+// The columns of a row that are processed at once, if groups are no larger.
 constexpr int64_t kColumns = 128;
 constexpr int64_t kMaxGroups = 8;
-// At once: as many rows of the weight as the stack has room for.
+// The sums that are kept at once: as many rows of the weight as the stack has room for.
 constexpr int64_t kSums = 24576;
 
 class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
@@ -42,7 +42,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
       const int64_t end = std::min(weight_.cols, k + x_stride_);
       prepare(k, end - k);
       for (int64_t part = k; part < end;) {
-        // The rest of a group, or some whole ones.
+        // Takes the rest of a group, or some whole groups.
         const int64_t size = weight_.group_size, in_group = part % size;
         const int64_t most = in_blocks_ ? kColumns : end - part;
         const int64_t cols = std::min({most, end - part, size - in_group});
@@ -56,7 +56,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
     }
   }
 
-  // Does nothing where that part of x is there from the block of rows before.
+  // Does nothing if that part of x was already prepared for the previous block of rows.
   void prepare(int64_t k, int64_t elements) {
     if (prepared_k_ == k && prepared_m_ == m_.begin) return;
     prepared_k_ = k;
@@ -93,7 +93,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
   }
   int64_t words_stride() const { return gptq_ ? weight_.rows : weight_.rows / kInt4PerWord; }
 
-  // at: of the prepared columns.
+  // `at` counts the prepared columns.
   void add_words(ColumnsArgs args, RowRange n, int64_t k, int64_t at) {
     const auto &w = weight_;
     const int64_t group = k / w.group_size;
@@ -150,7 +150,8 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
     }
   }
 
-  // Prefetches what dequant_.groups() reads next. Inlined, as GCC drops calls that only prefetch.
+  // Prefetches what dequant_.groups() reads next. It is inlined, as GCC drops calls that only
+  // prefetch.
   __attribute__((always_inline)) void expect_groups(int64_t n, int64_t first, int groups) const {
     const auto &w = weight_;
     for (int64_t g = first; g < first + groups; ++g) {
@@ -162,7 +163,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
     }
   }
 
-  // From the order of nibbles to that of rows.
+  // Reorders the sums from the order of nibbles to that of rows.
   void sort_sums(int64_t rows) {
     const int64_t stride = block_n_ / kInt4PerWord;
     for (int64_t m = 0; m < m_.end - m_.begin; ++m) {
@@ -174,7 +175,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
   }
 
   static constexpr int64_t kLineBytes = 64;
-  static constexpr int64_t kGathered = 1024;  // elements, whole steps
+  static constexpr int64_t kGathered = 1024;  // in elements, whole steps
 
   const DequantKernels &dequant_;
   const bool gptq_;
@@ -182,7 +183,7 @@ class ColumnsMultiplier : ColumnsBase<kMaxM, kSums> {
   int64_t prepared_k_ = -1;
   int64_t prepared_m_ = -1;
   float x_sums_[kMaxM * kMaxGroups];
-  // What blocks need, and what sorting does without them.
+  // Blocks use the first member; sorting, which has no blocks, uses the second.
   union {
     struct {
       float scales[kMaxGroups * kVectorRows];

@@ -1,4 +1,4 @@
-// What the multipliers of integer weights by columns share: x in the kernels' dtype and the order
+// Shared by the multipliers of integer weights by columns: x in the kernels' dtype and in the order
 // of words, and the sums of a block of rows of the weight.
 #pragma once
 
@@ -9,11 +9,12 @@
 
 namespace nf4::cpu {
 
-// kMaxM: rows of x for which words are read once. kSums: those that are kept at once.
+// kMaxM is the number of rows of x for which words are read once. kSums is the number of sums that
+// are kept at once.
 template <int64_t kMaxM, int64_t kSums>
 class ColumnsBase {
  protected:
-  // Whole vectors of AWQ's words.
+  // A multiple of whole vectors of AWQ words.
   static constexpr int64_t kVectorRows = 128;
   static constexpr int64_t kMaxBlockN = 2048;
   static constexpr int64_t kPreparedBytes = 32768;
@@ -32,7 +33,7 @@ class ColumnsBase {
         pair_{kernels.pair_columns, kKernelStep, element_bytes(problem.dtype),
               element_bytes(kernels.dtype)} {}
 
-  // Calls add(rows) for blocks of rows of the weight and groups of rows of x, which are in m_.
+  // Calls add(rows) for blocks of rows of the weight and groups of rows of x; the latter are in m_.
   template <class Add, class Store>
   void for_blocks(RowRange n, const Add &add, const Store &store) {
     for (int64_t i = n.begin; i < n.end; i += block_n_)
@@ -46,12 +47,12 @@ class ColumnsBase {
       }
   }
 
-  // Row i of m_, prepared, from the column `at` of those that are.
+  // Row i of m_ as prepared, from prepared column `at` on.
   char *prepared(int64_t i, int64_t at = 0) {
     return x_ + i * x_bytes_ + at * element_bytes(kernels_.dtype);
   }
 
-  // Elements of x to `out`, in whole steps; to the order of words of GPTQ or of columns.
+  // Converts elements of x to `out`, in whole steps, in the order of GPTQ words or of columns.
   void convert(const char *x, int64_t elements, char *out, bool for_gptq) const {
     if (for_gptq && pair_.convert != nullptr)
       pair_(x, elements, out);
@@ -61,7 +62,7 @@ class ColumnsBase {
       std::memcpy(out, x, elements * element_bytes(kernels_.dtype));
   }
 
-  // Of some groups of columns, from `at` on of those that are prepared.
+  // The arguments for some groups of columns, from prepared column `at` on.
   ColumnsArgs args_of(int64_t at, int64_t cols, int64_t groups) {
     ColumnsArgs args{};
     args.codebook = int4_codebook(kernels_);
@@ -84,7 +85,7 @@ class ColumnsBase {
   const int64_t x_bytes_;
   const int64_t x_stride_;
   const PaddedConversion convert_;
-  const PaddedConversion pair_;  // of x in the kernels' dtype
+  const PaddedConversion pair_;  // converts x in the kernels' dtype
   RowRange m_{};
   alignas(64) float sums_[kSums];
   alignas(64) char x_[kPreparedBytes];

@@ -1,4 +1,4 @@
-// Matrices that are not quantized, as the kernels take them: those of an adapter, and dy.
+// Matrices that are not quantized, in the form that the kernels take: those of an adapter, and dy.
 #pragma once
 
 #include "cpu/matmul/kernels.hpp"
@@ -19,8 +19,8 @@ struct DenseMatrix {
     const int64_t at = (order == nullptr ? row : order->row_of_x(row)) * stride + col * step;
     return static_cast<const char *>(data) + at * element_bytes(dtype);
   }
-  // `elements` of a row from `col` on, times the scale, in the kernels' dtype, and zeros up to a
-  // whole kKernelStep.
+  // Reads `elements` of a row from `col` on, times the scale, in the kernels' dtype, and pads with
+  // zeros up to a whole kKernelStep.
   void read(const MatmulKernels &kernels, int64_t row, int64_t col, int64_t elements,
             char *out) const;
 };
@@ -29,7 +29,8 @@ inline const int32_t *column_order(const DenseMatrix &) { return nullptr; }
 
 using DenseProblem = MatmulProblemOf<DenseMatrix>;
 
-// Some rows of the product of an adapter: that is its y. Its x is the problem's.
+// Some rows of an adapter's product, as a problem. The product is its y; its x is the x of
+// `problem`.
 inline DenseProblem adapter_problem(const MatmulProblem &problem, const DenseMatrix &matrix,
                                     int64_t first_m, int64_t m) {
   const int64_t item = element_bytes(problem.dtype);

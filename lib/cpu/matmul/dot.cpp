@@ -1,9 +1,9 @@
 // Matmul for few rows of x: the codes go from memory to the sums.
 //
 // x is prepared once for a chunk of the weight's rows, in the order in which the kernels meet the
-// codes, so that these need no sorting: what remains per weight is in the kernels. The scales of a
-// row are read here: 0.4 of the 1.6 ns that 64 weights at blocksize 64 take for one row of x on a
-// Zen 4 (avx512bf16.cpp). docs/design/cpu.md has what was tried.
+// codes, so that the codes need no sorting; the remaining work per weight is in the kernels. This
+// file reads the scales of a row: 0.4 of the 1.6 ns that 64 weights at blocksize 64 take for one
+// row of x on a Zen 4 (avx512bf16.cpp). docs/design/cpu.md has what was tried.
 #include <algorithm>
 #include <cstring>
 
@@ -13,15 +13,16 @@
 namespace nf4::cpu {
 namespace {
 
-// Rows of the weight whose sums are kept at once, and those that a kernel gets at once.
+// The rows of the weight whose sums are kept at once, and the rows that a kernel gets at once.
 constexpr int64_t kBlockN = 256;
 constexpr int64_t kKernelN = 4;
-// Whose scales are prefetched.
+// The scales of this many rows ahead are prefetched.
 constexpr int64_t kRowsAhead = 8;
-// Of prepared x: as much as the L1 cache holds; codes are prefetched into the L2 cache.
+// The size of prepared x, which fits in the L1 cache; codes are prefetched into the L2 cache.
 constexpr int64_t kPreparedBytes = 32768;
 constexpr int64_t kMaxUnit = 128;
-// Prepared x for each float of its sums: 128 numbers of bf16 for 16, or 64 and more of fp32 for 8.
+// The least bytes of prepared x for each float of its sums: 128 numbers of bf16 have 16 sums, and
+// 64 or more of fp32 have 8.
 constexpr int64_t kMinUnitBytesOfSum = 16;
 constexpr int64_t kMaxScales = kPreparedBytes / 2 / kMinBlocksize + kScalePadding;
 static_assert(kMaxScales <= kMaxRowScales, "what is read at once");
@@ -66,7 +67,7 @@ class DotMultiplier {
     store_sums(problem_, done);
   }
 
-  // Does nothing where that part of x is there from the block of rows before.
+  // Does nothing if that part of x was already prepared for the previous block of rows.
   void prepare(int64_t first_m, int m, int64_t k, int64_t elements) {
     if (prepared_m_ == first_m && prepared_k_ == k) return;
     prepared_m_ = first_m;
@@ -98,7 +99,7 @@ class DotMultiplier {
       float *const row = scales_ + i * kMaxScales, *const zeros = zeros_ + i * kMaxScales;
       rows_.prefetch(n.begin + i + kRowsAhead, k, elements);
       rows_.read(n.begin + i, k, elements, per_scale_, row, zeros);
-      // Zeros after the last.
+      // Zeros follow the last scale.
       std::fill_n(row + scales, kMaxUnit / kMinBlocksize, 0.0f);
       if (rows_.has_zeros()) std::fill_n(zeros + scales, kMaxUnit / kMinBlocksize, 0.0f);
     }
@@ -123,7 +124,7 @@ class DotMultiplier {
     if (tail > 0) add_tail(args, tail);
   }
 
-  // The rest of a row, which is less than a unit: through padded copies.
+  // Adds the rest of a row, which is less than a unit, through padded copies.
   void add_tail(DotArgs args, int64_t tail) {
     uint8_t packed[kKernelN][kMaxUnit / 2] = {};
     for (int i = 0; i < args.n; ++i)
@@ -142,15 +143,15 @@ class DotMultiplier {
     (rows_.has_zeros() ? kernels_.dot_zeros : kernels_.dot)(args);
   }
 
-  static constexpr int64_t kGathered = 1024;  // elements, whole units
+  static constexpr int64_t kGathered = 1024;  // in elements, whole units
 
   const MatmulKernels &kernels_;
   const Problem &problem_;
   const Rows rows_;
   const int64_t cols_;
-  const int64_t element_bytes_;  // of prepared x
+  const int64_t element_bytes_;  // per element of prepared x
   const PaddedConversion prepare_;
-  const int64_t per_scale_;  // elements
+  const int64_t per_scale_;  // in elements
   int64_t prepared_m_ = -1;
   int64_t prepared_k_ = -1;
   int64_t x_stride_ = 0;

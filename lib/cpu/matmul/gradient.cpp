@@ -1,10 +1,10 @@
 // The gradient, dx = dy W: rows of the weight are dequantized into a panel, a strip of columns at a
 // time, and added up with the elements of dy as factors. The sums of many rows of dy stay in the
-// caches. The matrices of an adapter are read likewise: dy B, then scale * (dy B) A; and their
+// caches. The matrices of an adapter are read likewise: dy B, then scale * (dy B) A. Their
 // gradients, scale q^T x and scale dy^T p, are added up with the elements of q or p as factors.
 //
-// A sum is taken over the rows of a panel, then over panels: its order depends on the problem
-// alone. docs/design/cpu.md has times.
+// A sum is taken over the rows of a panel, then over panels: its order depends only on the problem.
+// docs/design/cpu.md has times.
 #include <algorithm>
 #include <cstring>
 
@@ -14,8 +14,8 @@
 
 namespace nf4::cpu {
 
-// Sums of a gradient of an adapter's, of which the rows are the ranks: a line of sums at a time, as
-// the ranks of a column may be what lies side by side.
+// Stores the sums of a gradient of an adapter's matrix; their rows are the ranks. It stores a line
+// of sums at a time, as the ranks of a column may lie side by side in memory.
 template <>
 void store_sums(const LoraGradPart &part, const Sums &sums) {
   constexpr int64_t kLine = 16;
@@ -34,7 +34,7 @@ void store_sums(const LoraGradPart &part, const Sums &sums) {
 
 namespace {
 
-// Where a panel's rows come from: columns k of row n.
+// The source of a panel's rows: columns k of row n.
 
 class WeightRows {
  public:
@@ -47,7 +47,7 @@ class WeightRows {
   void operator()(int64_t n, RowRange k, char *out) {
     dequant_((first_ + n) * weight_.cols + k.begin, k.end - k.begin, out);
   }
-  // Codes that are read soon.
+  // Prefetches codes that are read soon.
   void prefetch(int64_t n, RowRange k) const {
     const uint8_t *packed = weight_.packed + ((first_ + n) * weight_.cols + k.begin) / 2;
     for (int64_t i = 0; i < (k.end - k.begin) / 2; i += 64) __builtin_prefetch(packed + i, 0, 2);
@@ -80,7 +80,7 @@ class OuterSums {
  public:
   static constexpr int64_t kMaxStrip = 1024;
   static constexpr int64_t kSums = 32768;
-  // The wider, the quicker to dequantize, but less so than once for all rows.
+  // A wider strip is faster to dequantize, but less so than dequantizing once for all rows.
   static int64_t strip_for(int64_t m) {
     int64_t strip = kMaxStrip;
     while (strip > kOuterColumns && m * strip > kSums) strip /= 2;
@@ -95,8 +95,8 @@ class OuterSums {
     std::memset(panel_, 0, sizeof panel_);
   }
 
-  // Calls work(m, k) for parts of the rows and columns of the output, and brings there what it
-  // adds.
+  // Calls work(m, k) for parts of the rows and columns of the output, and stores the sums that it
+  // adds there.
   template <class Problem, class Work>
   void for_parts(const Problem &problem, int64_t rows, RowRange columns, const Work &work) {
     const int64_t groups = ceil_divide(rows, kSums / strip_);
@@ -174,7 +174,7 @@ class OuterSums {
   alignas(64) float sums_[kSums];
 };
 
-// x as factors: rows of it, a column for each row of the weight.
+// x as factors: its rows, with a column for each row of the weight.
 template <class Problem>
 DenseMatrix factors_of(const Problem &problem, int64_t columns) {
   return {problem.m,
@@ -212,10 +212,10 @@ void dense_outer(const MatmulKernels &kernels, const DenseProblem &problem) {
                  [&](RowRange m, RowRange k) { sums.add(rows, factors, m, k); });
 }
 
-// Few ranks share what is read of x, so that pairs of rows for kernels of bf16 would cost what they
-// save.
+// Few ranks share a number that is read from x, so pairs of rows for bf16 kernels would cost as
+// much as they save.
 void lora_grad_vector(const MatmulKernels &kernels, const LoraGradPart &part, RowRange columns) {
-  // More rows to a panel, and fewer sums to a pass, than with the widest strip.
+  // This allows more rows in a panel, and fewer sums in a pass, than the widest strip.
   constexpr int64_t kStrip = 256;
   static_assert(kStrip * kMaxLoraRank <= OuterSums::kSums);
   const LoraGradProblem &problem = part.problem;

@@ -1,4 +1,4 @@
-// How the products of experts are split over threads.
+// Splits the products of experts over threads.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,7 @@ inline int64_t tile_columns(const Int4GroupedProblem &problem, int threads) {
 }
 
 // Tiles of the columns of y, expert by expert: rows of the weight, or columns in the gradient. A
-// tile has a unit of work for each row of y of its expert, so that the experts without rows have
-// none.
+// tile has a unit of work for each row of y of its expert, so experts without rows have none.
 template <class W>
 class GroupedPartition {
  public:
@@ -54,11 +53,11 @@ class GroupedPartition {
   }
 
  private:
-  // Of the rows of expert e, which begin with `begin`.
+  // The end of the rows of expert e, which begin with `begin`.
   int64_t end_of(int32_t e, int64_t begin) const {
     return std::min(problem_.m, std::max<int64_t>(begin, problem_.ends[e]));
   }
-  // The first tile of the expert with the rows m of y that begins at a unit or after it.
+  // The first tile, at a unit or after it, of the expert with the rows m of y.
   int64_t tile_at(int64_t unit, RowRange m) const {
     const int64_t units = std::clamp(unit, m.begin * tiles_, m.end * tiles_) - m.begin * tiles_;
     return ceil_divide(units, m.end - m.begin);

@@ -1,6 +1,6 @@
-// The kernels of lanes (lanes.cpp): a lane is a row of the weight, and x is broadcast. T as in
-// loops.hpp. For 32 weights and a row of x: a vdpbf16ps whose x comes from the L1 cache; a shift
-// and a look-up are shared by kM rows of x. docs/design/cpu.md has the rates.
+// The kernels of lanes (lanes.cpp): a lane is a row of the weight, and x is broadcast. T is as in
+// loops.hpp. 32 weights and a row of x take a vdpbf16ps whose x comes from the L1 cache; kM rows of
+// x share a shift and a look-up. docs/design/cpu.md has the rates.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace nf4::cpu {
 
-// Whole steps of x; 8 columns, and the next 8 `stride` elements from there.
+// Converts whole steps of x: 8 columns, and the next 8 `stride` elements from there.
 template <class T>
 void pair_for_lanes(const void *x, int64_t elements, bool high_first, void *out, int64_t stride) {
   const auto *from = static_cast<const typename T::Item *>(x);
@@ -21,7 +21,7 @@ void pair_for_lanes(const void *x, int64_t elements, bool high_first, void *out,
   }
 }
 
-// The next codes, line by line: so many for each 8 columns that rows of this many are all
+// Prefetches the next codes, line by line: enough for each 8 columns that this many rows are all
 // prefetched.
 template <int kRows>
 class NextCodes {
@@ -46,7 +46,7 @@ class NextCodes {
 
   const uint8_t *row_;
   const int64_t row_bytes_;
-  const int64_t bytes_;  // of each row
+  const int64_t bytes_;  // per row
   int64_t at_ = 0;
 };
 
@@ -54,7 +54,7 @@ class NextCodes {
 template <class T, int kVectors, int kM, bool kZeros>
 void lanes_block(const LanesArgs &args, int first) {
   using Item = typename T::Item;
-  constexpr int kItems = T::kLanes / T::kSumLanes;  // of a lane
+  constexpr int kItems = T::kLanes / T::kSumLanes;  // in a lane
   const auto table = T::load_table(args.codebook);
   const uint32_t *codes_at = args.codes + first;
   const float *scales_at = args.scales + first;

@@ -2,10 +2,10 @@
 // is a row of the weight.
 //
 // Codes of a block of rows and columns are transposed, so that a vector has a word of each of 16
-// rows; the kernel looks them up, multiplies them with x, and applies the scales to the sums of a
-// block of quantization. For zero points these get sums of x, too. Per 128 weights 6 instructions
-// to transpose, 8 to look up for up to 12 rows of x, and 4 vdpbf16ps for each row of x, which bound
-// it. docs/design/cpu.md has the rates.
+// rows. The kernel looks them up, multiplies them with x, and applies the scales to the sums of a
+// quantization block. Sums of x serve zero points. 128 weights take 6 instructions to transpose and
+// 8 to look up for up to 12 rows of x. The 4 vdpbf16ps for each row of x are the bound.
+// docs/design/cpu.md has the rates.
 #include <algorithm>
 #include <type_traits>
 
@@ -15,13 +15,13 @@
 namespace nf4::cpu {
 namespace {
 
-// Rows of x that are kept at once; and sums, of some blocks of rows of the weight at least: the
-// more, the less often x is prepared.
+// The most rows of x that are kept at once, and the sums. The sums cover at least some blocks of
+// rows of the weight; the more they cover, the less often x is prepared.
 constexpr int64_t kGroupM = 64;
 constexpr int64_t kSums = 8192;
 constexpr int64_t kLanes = 16;
-// Columns at once: the longer the parts of rows, the better they are read; x of many rows has room
-// for half as many.
+// The columns processed at once. Longer parts of rows are read better; with many rows of x there is
+// room for half as many columns.
 constexpr int64_t kColumns = 1024;
 constexpr int64_t kMaxPrepared = kGroupM * kColumns / 2;
 constexpr int64_t kMaxScales = kColumns / kMinBlocksize;
@@ -37,7 +37,7 @@ class LaneMultiplier {
         cols_(problem.weight.cols),
         per_scale_(elements_per_scale(rows, cols_, kColumns / 2)) {}
 
-  // All of n for some rows of x, which stay in the L2 cache.
+  // Processes all of n for some rows of x, which stay in the L2 cache.
   void operator()(RowRange n) {
     const int64_t groups = ceil_divide(problem_.m, kGroupM);
     for (int64_t group = 0; group < groups; ++group) {
@@ -54,7 +54,7 @@ class LaneMultiplier {
   }
 
  private:
-  // As many as the stack has room for, beside an adapter, which integer weights have not.
+  // Blocks that fit on the stack; codebook weights also need room for an adapter.
   static constexpr int64_t kMinBlocks = std::is_same_v<Problem, Int4MatmulProblem> ? 6 : 4;
   static constexpr int64_t kMaxSums = kGroupM * kMinBlocks * kLaneBlockN;
   static_assert(kMaxSums >= kSums, "few rows of x");
@@ -84,7 +84,7 @@ class LaneMultiplier {
     store_sums(problem_, done);
   }
 
-  // The codes and scales of a vector of rows to lane `at` and those after it.
+  // Loads the codes and scales of a vector of rows into lane `at` and the lanes after it.
   void load(RowRange n, int64_t at, int64_t k, int64_t elements) {
     const int rows = static_cast<int>(n.end - n.begin);
     kernels_.transpose_codes(rows_.packed() + n.begin * rows_.row_bytes() + k / 2,
@@ -97,7 +97,7 @@ class LaneMultiplier {
     if (rows_.has_zeros()) kernels_.transpose_scales(row_zeros_, kMaxScales, count, zeros_ + at);
   }
 
-  // Rows of x in parts as even as can be; of m_.
+  // Splits the rows of x, counted in m_, into parts that are as even as possible.
   RowRange rows_of_part(int64_t part) const {
     const int64_t count = m_.end - m_.begin;
     return {count * part / parts_, count * (part + 1) / parts_};
@@ -105,9 +105,9 @@ class LaneMultiplier {
 
   int64_t x_sums_stride() const { return columns_ / kMinBlocksize; }
 
-  // 8 columns of all rows of a part, and then the next 8.
+  // Prepares 8 columns of all rows of a part, and then the next 8.
   void prepare(int64_t k, int64_t elements) {
-    char *const gathered = reinterpret_cast<char *>(codes_);  // which are loaded afterwards
+    char *const gathered = reinterpret_cast<char *>(codes_);  // the codes are loaded afterwards
     for (int64_t part = 0; part < parts_; ++part) {
       const RowRange m = rows_of_part(part);
       for (int64_t i = m.begin; i < m.end; ++i) {
@@ -122,7 +122,7 @@ class LaneMultiplier {
     }
   }
 
-  // next: the codes that are loaded next.
+  // `next` is the codes that are loaded next.
   void add_products(RowRange n, int64_t elements, float *sums, const uint8_t *next) {
     for (int64_t part = 0; part < parts_; ++part) {
       const RowRange m = rows_of_part(part);
@@ -139,7 +139,7 @@ class LaneMultiplier {
   const Problem &problem_;
   const Rows rows_;
   const int64_t cols_;
-  const int64_t per_scale_;  // elements
+  const int64_t per_scale_;  // in elements
   int64_t parts_ = 0;
   int64_t columns_ = 0;
   int64_t block_n_ = 0;

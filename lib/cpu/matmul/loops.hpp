@@ -1,6 +1,6 @@
-// The loops of the matmul kernels, for vectors of any instruction set. T is a type of an
-// unnamed namespace, so that what is made of these templates stays within the file that is
-// compiled for it.
+// The loops of the matmul kernels, for vectors of any instruction set. T is a type of an unnamed
+// namespace, so that instances of these templates stay within the file that is compiled for the
+// instruction set.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,10 @@ namespace nf4::cpu {
 // ---- Prepare -------------------------------------------------------------------------
 
 // A unit of codes is one vector of words, each with the codes of kVectors consecutive elements.
-// Shifted down nibble by nibble, its low bits are every kVectors-th element. x is brought into that
-// order by splitting the vectors of a unit into even and odd elements, log2(kVectors) times. Where
-// the first of two codes is in the high nibble, the vectors come in swapped pairs.
+// When it is shifted down nibble by nibble, its low bits are every kVectors-th element. x is
+// brought into that order by splitting the vectors of a unit into even and odd elements,
+// log2(kVectors) times. If the first of two codes is the high nibble, the vectors come in swapped
+// pairs.
 template <class T, class From, bool kHighFirst = true>
 void prepare_units(const void *x, int64_t elements, void *out) {
   constexpr int kVectors = T::kVectors;
@@ -127,7 +128,7 @@ void dot_block(const DotArgs &args, int n) {
   }
 }
 
-// kN rows of the weight at a time while there are so many.
+// Processes kN rows of the weight at a time while there are that many.
 template <class T, bool kZeros, int kN, int kM>
 void dot_m(const DotArgs &args) {
   int n = 0;
@@ -152,7 +153,7 @@ void dot(const DotArgs &args) {
 
 // ---- Tile ----------------------------------------------------------------------------
 
-// Rows of the weight done together; the last ones one by one.
+// The rows of the weight that are processed together; the last ones are processed one by one.
 constexpr int kTileN = 4;
 
 template <class T, int kN, int kM>

@@ -1,4 +1,4 @@
-// Chooses between the ways to multiply, and holds what they share.
+// Chooses between the ways to multiply, and holds the code that they share.
 #include "cpu/matmul/matmul.hpp"
 
 #include <algorithm>
@@ -17,7 +17,8 @@ namespace {
 
 constexpr int64_t kMaxStepBytes = 128 * sizeof(float);
 
-// Numbers that neither padding nor bf16 can turn into others: zero times each of them is zero.
+// Tells whether zero times the number is zero: neither padding nor bf16 can turn such a number into
+// one for which it is not.
 bool is_ordinary(float x) { return x == 0 || (std::fabs(x) > 0x1p-60f && std::fabs(x) < 0x1p60f); }
 
 bool suits_look_up(const MatmulProblem &problem) {

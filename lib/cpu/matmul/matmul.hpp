@@ -1,4 +1,4 @@
-// Matmul by vector kernels.
+// Matmul with vector kernels.
 #pragma once
 
 #include "core/formats.hpp"
@@ -10,7 +10,7 @@
 
 namespace nf4::cpu {
 
-// What a variant multiplies with; bf16 is NULL where it has no such instructions.
+// The kernels with which a variant multiplies; bf16 is NULL if it has no such instructions.
 struct MatmulSet {
   const DequantKernels &dequant;
   const MatmulKernels &fp32;
@@ -19,18 +19,19 @@ struct MatmulSet {
 
 const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype);
 
-// What matmul_vector() is to be given for all rows of a problem. Not set where it needs none.
+// The codebook that matmul_vector() needs for all rows of a problem. It is not set if it needs
+// none.
 RoundedCodebook bf16_codebook_for(const MatmulProblem &problem);
 
-// All of x times the rows n of the weight.
+// Multiplies all of x with the rows n of the weight.
 void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
                    const RoundedCodebook &bf16_codebook, RowRange n);
 
-// Columns of the gradient, and rows of the product of an adapter.
+// Computes columns of the gradient, and rows of an adapter's product.
 void matmul_grad_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange k);
 void lora_product_vector(const MatmulSet &set, const MatmulProblem &problem, RowRange m);
 
-// Columns of a gradient of an adapter's matrix, by kernels of fp32.
+// Computes columns of a gradient of an adapter's matrix, with fp32 kernels.
 void lora_grad_vector(const MatmulKernels &kernels, const LoraGradPart &part, RowRange columns);
 
 void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n);

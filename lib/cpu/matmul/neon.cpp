@@ -1,9 +1,9 @@
-// Matmul by NEON in fp32.
+// Matmul with NEON in fp32.
 //
-// Dot. 64 weights take 6 instructions for their nibbles, 48 to look them up (isa/neon.hpp) and with
-// each row of x 16 fma, their loads, and one more fma for the scale. Columns: 12 of the look-ups
-// for 16 weights, and with each row of x 4 fma. Tile: 24 fma for 10 loads. docs/design/cpu.md
-// counts the instructions.
+// Dot: 64 weights take 6 instructions for their nibbles and 48 to look them up (isa/neon.hpp), plus
+// 16 fma, their loads, and one more fma for the scale for each row of x. Columns: 12 of the
+// look-ups for 16 weights, plus 4 fma for each row of x. Tile: 24 fma for 10 loads.
+// docs/design/cpu.md counts the instructions.
 #include "cpu/isa/neon.hpp"
 
 #include <climits>
@@ -17,7 +17,7 @@
 namespace nf4::cpu {
 namespace {
 
-// Of dense numbers.
+// Operands of dense numbers.
 struct Quads : QuadSums {
   using Item = float;
   using Operand = float32x4_t;
@@ -33,7 +33,7 @@ struct Quads : QuadSums {
   static Sum multiply_add(Operand a, Operand b, Sum sum) { return vfmaq_f32(sum, a, b); }
 };
 
-// Of rows of codes.
+// Operands of rows of codes.
 template <class Sums>
 struct Rows : Sums {
   using Item = float;
@@ -62,7 +62,7 @@ struct Rows : Sums {
   static FloatTable load_table(const void *codebook) {
     return FloatTable(load16(static_cast<const float *>(codebook)));
   }
-  // The nibbles of words of 16 bits.
+  // The nibbles of 16-bit words.
   static Codes load_codes(const uint8_t *packed) {
     const uint8x16x2_t bytes = vld2q_u8(packed);
     return {low_nibbles(bytes.val[0]), high_nibbles(bytes.val[0]), low_nibbles(bytes.val[1]),
@@ -88,13 +88,14 @@ void dot_rows(const DotArgs &args) {
   dot<Rows<TwoScales>, kZeros>(args);
 }
 
-// Of words of GPTQ, and of AWQ in blocks.
+// Operands of GPTQ words, and of AWQ words in blocks.
 struct Columns : Int4Lanes {
   using Item = float;
   using Operand = Floats16;
   static constexpr int kLanes = 16;
   static constexpr int kColumnM = 4;
-  static constexpr int kColumnRegisters = 5;  // of 16 floats: with more, two rows of x spill
+  // Registers of 16 floats; with more, two rows of x spill.
+  static constexpr int kColumnRegisters = 5;
 
   static FloatTable load_table(const void *codebook) {
     return Rows<OneScale>::load_table(codebook);

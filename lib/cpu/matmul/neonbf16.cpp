@@ -1,9 +1,9 @@
-// Matmul of bf16 by bfdot, which adds the products of pairs to a sum in fp32, with roundings of its
-// own and subnormal numbers flushed. Dot takes the codebook in bf16 from core/formats.hpp.
+// Matmul of bf16 with bfdot, which adds the products of pairs to a sum in fp32; it rounds in its
+// own way and flushes subnormal numbers. Dot takes the codebook in bf16 from core/formats.hpp.
 //
-// Dot. 64 weights take 6 instructions for their nibbles and 16 to look them up, in two tables of
-// bytes, and with each row of x 8 bfdot and their loads. Columns: 12 for 32 weights, pairs of
-// columns, and with each row of x 4 bfdot. Tile: 24 bfdot for 10 loads. docs/design/cpu.md counts
+// Dot: 64 weights take 6 instructions for their nibbles and 16 to look them up in two tables of
+// bytes, plus 8 bfdot and their loads for each row of x. Columns: 12 for 32 weights, pairs of
+// columns, plus 4 bfdot for each row of x. Tile: 24 bfdot for 10 loads. docs/design/cpu.md counts
 // the instructions.
 #include <climits>
 
@@ -21,7 +21,7 @@ float32x4_t add_pairs(float32x4_t sum, uint16x8_t a, uint16x8_t b) {
   return vbfdotq_f32(sum, vreinterpretq_bf16_u16(a), vreinterpretq_bf16_u16(b));
 }
 
-// Of dense numbers.
+// Operands of dense numbers.
 struct Quads : QuadSums {
   using Item = uint16_t;
   using Operand = uint16x8_t;
@@ -33,16 +33,16 @@ struct Quads : QuadSums {
   static Operand load_some(const uint16_t *x, int64_t) { return load(x); }
   static Operand one() {
     uint16x8_t ones = vdupq_n_u16(0x3f80);
-    asm("" : "+w"(ones));  // GCC 12 knows it for bf16's 1, and makes fp16's
+    asm("" : "+w"(ones));  // otherwise GCC 12 takes it for bf16's 1 and makes fp16's
     return ones;
   }
-  // A pair.
+  // Broadcasts a pair.
   static Operand broadcast(const uint16_t *x) {
     return vreinterpretq_u16_u32(vld1q_dup_u32((const uint32_t *)x));
   }
   static void store(uint16_t *to, Operand x) { vst1q_u16(to, x); }
   static Sum multiply_add(Operand a, Operand b, Sum sum) { return add_pairs(sum, a, b); }
-  // 0 4 1 5 2 6 3 7, as look_up() of columns finds the codes of a word.
+  // Reorders to 0 4 1 5 2 6 3 7, as look_up() of columns finds the codes of a word.
   static Operand pair(Operand x) { return vzip1q_u16(x, vextq_u16(x, x, 4)); }
 };
 
@@ -51,7 +51,7 @@ struct Numbers32 {
   uint16x8_t q[4];
 };
 
-// 16 numbers by code.
+// 16 numbers, indexed by code.
 struct Table {
   uint8x16_t low, high;
 
@@ -62,7 +62,7 @@ struct Table {
   }
 };
 
-// Of rows of codes.
+// Operands of rows of codes.
 template <class Sums>
 struct Rows : Sums {
   using Item = uint16_t;
@@ -128,16 +128,16 @@ void dot_rows(const DotArgs &args) {
   dot<Rows<TwoScales>, kZeros>(args);
 }
 
-// Of words of GPTQ, and of AWQ in blocks: a pair of columns to a lane.
+// Operands of GPTQ words, and of AWQ words in blocks: a pair of columns per lane.
 struct Columns : Int4Lanes {
   using Item = uint16_t;
   using Operand = Numbers32;
   static constexpr int kLanes = 32;
   static constexpr int kColumnM = 4;
-  static constexpr int kColumnRegisters = 5;  // of 16 floats
+  static constexpr int kColumnRegisters = 5;  // registers of 16 floats
 
   static Table load_table(const void *codebook) { return Table(codebook); }
-  // The codes i and i + 4 of a word.
+  // Looks up the codes i and i + 4 of a word.
   static Operand look_up(const Table &table, const Codes &codes) {
     const Floats16 words =
         Bytes4{vqtbl1q_u8(table.low, codes.by[0]), vqtbl1q_u8(table.high, codes.by[0]),

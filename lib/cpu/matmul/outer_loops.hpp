@@ -1,5 +1,5 @@
-// Products of which the reduction runs along the rows of the weight, as in the gradient. T is a
-// type of an unnamed namespace (loops.hpp).
+// Products whose reduction runs along the rows of the weight, as in the gradient. T is a type of an
+// unnamed namespace (loops.hpp).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace nf4::cpu {
 
-// Rows that an operand has side by side: two of bf16.
+// The number of rows that an operand interleaves: two for bf16.
 template <class T>
 constexpr int kRowsOfOperand = T::kLanes / T::kSumLanes;
 

@@ -1,8 +1,8 @@
 // Matmul for many rows of x: a panel of rows of the weight is dequantized into the caches and
 // multiplied with all rows of x.
 //
-// On a Zen 4 64 weights take 3.3 ns to dequantize, of which 1.2 are the scales, and 0.58 ns for
-// each row of x in bf16 (0.54 at one vdpbf16ps a cycle). docs/design/cpu.md has what was tried.
+// On a Zen 4, 64 weights take 3.3 ns to dequantize, of which 1.2 are for the scales, and 0.58 ns
+// for each row of x in bf16 (0.54 at one vdpbf16ps a cycle). docs/design/cpu.md has what was tried.
 #include <algorithm>
 #include <cstring>
 
@@ -14,12 +14,13 @@ namespace nf4::cpu {
 namespace {
 
 constexpr int64_t kMaxPanelN = 16;
-// Of x, converted.
+// The bytes of converted x.
 constexpr int64_t kConvertedBytes = 4096;
 constexpr int64_t kMaxTileM = 6;
 
-// Where a panel's rows come from: rows of the weight that are best read together, kBlockN at most,
-// and, of them, columns that are; a panel's bytes, and the rows of x for which it serves.
+// The source of a panel's rows. It knows how many rows of the weight are best read together
+// (kBlockN at most) and how many of their columns, the bytes of a panel, and the rows of x that a
+// panel serves.
 
 class Nf4Rows {
  public:
@@ -41,7 +42,7 @@ class Nf4Rows {
   }
 
  private:
-  // The codes of the next panel.
+  // Prefetches the codes of the next panel.
   void prefetch(int64_t first, int64_t elements) const {
     const uint8_t *packed = weight_.packed + first / 2;
     for (int64_t i = 0; i < elements / 2; i += 64) __builtin_prefetch(packed + i, 0, 2);
@@ -52,7 +53,7 @@ class Nf4Rows {
   RangeDequantizer dequant_;
 };
 
-// Their codes are in words of 128 rows, which takes some of the room of sums and of the panel.
+// Integer codes are in words of 128 rows, which takes some of the room of the sums and the panel.
 class IntegerRows {
  public:
   static constexpr int64_t kBlockN = 128;
@@ -66,13 +67,13 @@ class IntegerRows {
               int64_t panel_n)
       : weight_(weight), panel_n_(panel_n), rows_(dequant, weight, kernels.dtype) {}
 
-  // Of words of AWQ whole vectors, of GPTQ a cache line.
+  // Whole vectors of AWQ words, or a cache line of GPTQ words.
   int64_t block_n() const {
     if (weight_.layout == NF4_INT4_AWQ) return kBlockN;
     return weight_.layout == NF4_INT4_GPTQ ? kMaxPanelN : panel_n_;
   }
   int64_t max_columns() const { return std::min(kMaxColumns, rows_.max_columns(block_n())); }
-  // The next rows are those of `all` after n.
+  // The next rows are the rows of `all` after n.
   void load(RowRange n, RowRange all, int64_t k, int64_t elements) {
     rows_.load(n, k, elements);
     if (k + elements < weight_.cols)
@@ -88,7 +89,7 @@ class IntegerRows {
   Int4RowsOf<kCodeBytes, kTableBytes> rows_;
 };
 
-// Those of a matrix of an adapter.
+// The rows of an adapter's matrix.
 class DenseRows {
  public:
   static constexpr int64_t kBlockN = kMaxPanelN;
@@ -128,7 +129,7 @@ class PanelMultiplier {
         convert_{kernels.convert[problem.dtype - 1], kKernelStep, element_bytes(problem.dtype),
                  element_bytes_} {}
 
-  // All of n for some rows of x, which stay in the L2 cache.
+  // Processes all of n for some rows of x, which stay in the L2 cache.
   void operator()(RowRange n) {
     const int64_t groups = ceil_divide(problem_.m, Rows::kPanelM);
     for (int64_t group = 0; group < groups; ++group) {
@@ -157,11 +158,11 @@ class PanelMultiplier {
     store_sums(problem_, done);
   }
 
-  // Whole steps as long as there are any.
+  // Takes whole steps as long as there are any.
   int64_t part_of_row(int64_t left) const {
     if (left < kKernelStep) return left;
     const int64_t whole = left - left % kKernelStep;
-    // What is gathered is as much as what is converted.
+    // The gathered part is as large as the converted part.
     const int64_t gathered = has_plain_x(problem_) ? whole : kConvertedBytes / element_bytes_;
     return std::min({int64_t{kernels_.tile_elements}, rows_.max_columns(), whole, gathered});
   }
@@ -196,8 +197,8 @@ class PanelMultiplier {
   const MatmulKernels &kernels_;
   const Problem &problem_;
   const decltype(Problem::weight) &weight_;
-  const int64_t element_bytes_;  // of the panel
-  const int64_t row_bytes_;      // of the panel
+  const int64_t element_bytes_;  // per element of the panel
+  const int64_t row_bytes_;      // per row of the panel
   const int64_t panel_n_;
   Rows rows_;
   const PaddedConversion convert_;

@@ -1,4 +1,4 @@
-// How the matmuls of one call are split over threads.
+// Splits the matmuls of one call over threads.
 #pragma once
 
 #include <algorithm>
@@ -10,15 +10,15 @@
 
 namespace nf4::cpu {
 
-// Whole multiples of a kernel's rows that give each thread some tiles.
+// The rows of a tile: a whole multiple of a kernel's rows that gives each thread some tiles.
 inline int64_t tile_rows(int64_t rows, int threads, int64_t of_kernel, int64_t most,
                          int64_t tiles_per_thread = 8) {
   const int64_t wanted = rows / (tiles_per_thread * threads);
   return std::clamp(wanted / of_kernel * of_kernel, of_kernel, most);
 }
 
-// Rows of a tile. Lanes take 32 at once, and a vector of words of AWQ has 128. Rows of words are
-// far apart, so that the longer their parts are, the better they are read.
+// The rows of a tile. Lanes take 32 at once, and a vector of AWQ words has 128. Rows of words are
+// far apart, so longer parts of them are read better.
 inline int64_t tile_rows(const Weight &weight, int threads) {
   return tile_rows(weight.rows, threads, 16, 32);
 }
@@ -28,13 +28,14 @@ inline int64_t tile_rows(const Int4Weight &weight, int threads) {
                  : tile_rows(weight.rows, threads, 128, 2048, 4);
 }
 
-// The rows of the weights of several matmuls, one after the other, in tiles of rows: a range of
-// units of work to be split over threads, of which a tile of a large matmul has more than one of a
-// small one.
+// The rows of the weights of several matmuls, one after another, in tiles of rows. They form a
+// range of units of work that is split over threads; a tile of a large matmul has more units than a
+// tile of a small one.
 template <class Problem>
 class Partition {
  public:
-  // Fewer multiplications, about 50 microseconds of a vector variant, are not worth a thread.
+  // A thread is not worth starting for fewer multiplications: about 50 microseconds of a vector
+  // variant.
   static constexpr int64_t kProductsPerThread = 1 << 20;
 
   Partition(const Problem *problems, int count, int threads)
@@ -45,7 +46,7 @@ class Partition {
       all += work_of_tile(problems[i]) * static_cast<double>(tiles_of(problems[i]));
       least = std::min(least, work_of_tile(problems[i]));
     }
-    // Not so fine that 64 bits would not hold all units.
+    // Units are not so fine that their number exceeds 64 bits.
     work_of_unit_ = std::max(least, all * 0x1p-50);
     for (int i = 0; i < count; ++i) {
       const Problem &problem = problems[i];
@@ -62,7 +63,7 @@ class Partition {
     return std::max<int64_t>(1, static_cast<int64_t>(kProductsPerThread / work_of_unit_));
   }
 
-  // Calls matmul(i, rows), of problem i, for the tiles whose first unit is in [begin, end).
+  // Calls matmul(i, rows) for the tiles of problem i whose first unit is in [begin, end).
   template <class Matmul>
   void for_each(int64_t begin, int64_t end, Matmul matmul) const {
     for (int i = 0; i < count_ && parts_[i].first < end; ++i) {
@@ -76,7 +77,7 @@ class Partition {
 
  private:
   struct Part {
-    int64_t first, last;  // of its units
+    int64_t first, last;  // units of the problem
     int64_t units_of_tile;
 
     // The first tile that begins at a unit or after it.
@@ -89,7 +90,7 @@ class Partition {
     return problem.empty() ? 0
                            : ceil_divide(problem.weight.rows, tile_rows(problem.weight, threads_));
   }
-  // Multiplications; without columns, stores.
+  // The multiplications of a tile; without columns, its stores.
   double work_of_tile(const Problem &problem) const {
     return static_cast<double>(problem.m) * std::max<int64_t>(1, problem.weight.cols) *
            tile_rows(problem.weight, threads_);

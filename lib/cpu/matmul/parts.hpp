@@ -1,5 +1,5 @@
-// The ways to multiply (dot, lanes, columns, sorted and scattered columns, panel), and what they
-// share.
+// The ways to multiply (dot, lanes, columns, sorted and scattered columns, panel), and their shared
+// code.
 #pragma once
 
 #include "core/formats.hpp"
@@ -12,9 +12,9 @@
 
 namespace nf4::cpu {
 
-// Looks up each code and multiplies the entry in registers: for few rows of x, for cols that are a
-// multiple of kKernelStep, and for codebooks of ordinary numbers. bf16_codebook: the weight's, for
-// kernels of bf16.
+// Looks up each code and multiplies the entry in registers. It is for few rows of x, for cols that
+// are a multiple of kKernelStep, and for codebooks of ordinary numbers. bf16_codebook is the
+// weight's, for bf16 kernels.
 void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
                 const RoundedCodebook &bf16_codebook, RowRange n);
 
@@ -28,24 +28,25 @@ void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
 void matmul_lanes(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const Int4MatmulProblem &problem, RowRange n);
 
-// For those in words of GPTQ or AWQ, in groups of whole words.
+// For integer weights in words of GPTQ or AWQ, in groups of whole words.
 void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
                     const Int4MatmulProblem &problem, RowRange n);
 
-// For those whose groups g_idx scatters, or whose rows of codes are in groups of no whole steps.
+// For integer weights whose groups g_idx scatters, or which have rows of codes in groups that are
+// not whole steps.
 void matmul_sorted_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
                            const Int4MatmulProblem &problem, RowRange n);
 
-// For very few rows of x of those that g_idx scatters over some groups.
+// For very few rows of x, with integer weights that g_idx scatters over some groups.
 bool suits_scattered_columns(const Int4MatmulProblem &problem);
 void matmul_scattered_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
                               const Int4MatmulProblem &problem, RowRange n);
 
-// The codes of integer weights less 8, which bf16 holds, too, in the kernels' dtype.
+// The codes of integer weights minus 8, in the kernels' dtype; bf16 holds them, too.
 const void *int4_codebook(const MatmulKernels &kernels);
 
-// A weight's codebook in bf16: the format's row, or a caller's rounded, or found where it was
-// rounded of late.
+// A weight's codebook in bf16: the format's own, or a caller's, rounded or found among those
+// rounded recently.
 RoundedCodebook codebook_in_bf16(const Weight &weight);
 
 // Dequantizes a panel of some rows of the weight, part by part, and multiplies it with all rows of
@@ -57,7 +58,7 @@ void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
 void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const DenseProblem &problem, RowRange n);
 
-// x times a matrix, the reduction along its rows: y = x W, for a few columns.
+// Multiplies x with a matrix along its rows: y = x W, for a few columns.
 void dense_outer(const MatmulKernels &kernels, const DenseProblem &problem);
 
 // The address of x[m, k].
@@ -67,18 +68,17 @@ const char *address_of_x(const Problem &problem, int64_t m, int64_t k) {
          (problem.group->row_of_x(m) * problem.x_stride + k) * element_bytes(problem.dtype);
 }
 
-// The column of x that a stored column of the weight is multiplied with, by stored column; NULL:
-// the same.
+// The column of x with which each stored column of the weight is multiplied; NULL: the same.
 inline const int32_t *column_order(const Weight &) { return nullptr; }
 inline const int32_t *column_order(const Int4Weight &weight) { return weight.permutation; }
 
-// Whether its rows of x lie in memory as the kernels take them.
+// Tells whether the rows of x lie in memory as the kernels take them.
 template <class Problem>
 bool has_plain_x(const Problem &problem) {
   return column_order(problem.weight) == nullptr && problem.group->x_index == nullptr;
 }
 
-// Row m of x from stored column k on: where it is, or gathered in `buffer`.
+// Returns row m of x from stored column k on: in place, or gathered in `buffer`.
 template <class Problem>
 const char *part_of_x(const Problem &problem, int64_t m, int64_t k, int64_t elements,
                       char *buffer) {
@@ -111,7 +111,7 @@ struct Sums {
   int64_t stride;
 };
 
-// Adds what the adapter adds to them, if there is one.
+// Adds the adapter's term to the sums, if there is an adapter.
 void add_adapter(const MatmulKernels &kernels, const MatmulProblem &problem, const Sums &sums);
 template <class Problem>
 void add_adapter(const MatmulKernels &, const Problem &, const Sums &) {}

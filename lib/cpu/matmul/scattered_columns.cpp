@@ -2,9 +2,9 @@
 // lane is a row of the weight, which has a sum for each group; scales and zeros are applied at the
 // end.
 //
-// Words of GPTQ are read where they are; rows of codes are brought into their order in the L1
-// cache. 16 products take a load and a store of sums, which bound it.
-// docs/design/cpu.md has the rates.
+// Words of GPTQ are read in place; rows of codes are first reordered to words of GPTQ in the L1
+// cache. 16 products take a load and a store of sums, which are the bound. docs/design/cpu.md has
+// the rates.
 #include <algorithm>
 #include <cstring>
 
@@ -18,11 +18,11 @@ namespace {
 constexpr int64_t kMaxM = kMaxScatteredM;
 constexpr int64_t kMaxSums = 16384, kWantedSums = 8192;
 constexpr int64_t kMinBlockN = 64, kMaxBlockN = 128;
-constexpr int64_t kMaxGroups = kMaxSums / kMinBlockN;  // of all rows of x
-// Of all rows of x, prepared: a number and a zero in bf16, or fp32.
+constexpr int64_t kMaxGroups = kMaxSums / kMinBlockN;  // for all rows of x
+// The bytes of prepared x, all rows: a number and a zero in bf16, or fp32.
 constexpr int64_t kMaxPrepared = 14336;
-constexpr int64_t kColumns = 128;  // brought into the order of GPTQ's at once
-// Rows of compressed-tensors' scales that are read at once.
+constexpr int64_t kColumns = 128;  // reordered to words of GPTQ at once
+// The rows of compressed-tensors' scales that are read at once.
 constexpr int64_t kRowsOfScales = 4;
 
 class ScatteredColumnsMultiplier {
@@ -89,7 +89,7 @@ class ScatteredColumnsMultiplier {
     args.stride = row_words();
     if (weight_.layout == NF4_INT4_GPTQ) return args;
     const int64_t rows = n.end - n.begin;
-    // Rows of codes to rows of words, as the other way round.
+    // gptq_rows is its own inverse: rows of codes become rows of words.
     dequant_.gptq_rows({args.words, args.stride, cols / kInt4PerWord, rows * kInt4PerWord,
                         reinterpret_cast<uint8_t *>(block_), kMaxBlockN * 4});
     args.words = block_;
@@ -97,13 +97,13 @@ class ScatteredColumnsMultiplier {
     return args;
   }
 
-  // The words that are read next: of GPTQ a row of them for each, of others some lines.
+  // Sets the words that are read next: in GPTQ a row of words for each row, otherwise some lines.
   void set_next(ScatteredArgs &args, int64_t n, int64_t k) const {
     args.next = {words(n, k), row_words(), kernels_.column_lanes};
     if (weight_.layout != NF4_INT4_GPTQ) args.next.step = kColumns / kInt4PerWord * row_words();
   }
 
-  // Does nothing where that part of x is there from the block of rows before.
+  // Does nothing if that part of x was already prepared for the previous block of rows.
   void prepare(int64_t k, int64_t elements) {
     if (prepared_k_ == k) return;
     prepared_k_ = k;
@@ -123,7 +123,7 @@ class ScatteredColumnsMultiplier {
     summed_ = std::max(summed_, k + elements);
   }
 
-  // In bf16, a number is between zeros.
+  // In bf16, each number is between zeros.
   void spread(const char *from, int64_t elements, char *out) const {
     if (kernels_.dtype == NF4_DTYPE_FP32) {
       std::memcpy(out, from, elements * sizeof(float));
@@ -138,7 +138,7 @@ class ScatteredColumnsMultiplier {
     to[2 * elements] = 0;
   }
 
-  // Adds each to the sum of its group.
+  // Adds each element to the sum of its group.
   void sum(const char *from, int64_t k, int64_t elements, float *sums) const {
     for (int64_t i = 0; i < elements; ++i) {
       const float number = kernels_.dtype == NF4_DTYPE_FP32
@@ -168,7 +168,7 @@ class ScatteredColumnsMultiplier {
     }
   }
 
-  // stride: from the scale of a row to that of the next.
+  // `stride` is the distance from the scale of a row to that of the next row.
   void apply_group(int64_t g, RowRange rows, const float *scales, const float *zeros,
                    int64_t stride) {
     for (int64_t m = 0; m < m_; ++m) {
@@ -182,7 +182,7 @@ class ScatteredColumnsMultiplier {
     }
   }
 
-  static constexpr int64_t kGathered = 512;  // elements, whole steps
+  static constexpr int64_t kGathered = 512;  // in elements, whole steps
   static constexpr int64_t kScaleStride = kMaxGroups + 16;
 
   const DequantKernels &dequant_;
@@ -191,10 +191,10 @@ class ScatteredColumnsMultiplier {
   const Int4Weight &weight_;
   const int64_t m_;
   const int64_t block_n_;
-  const int64_t columns_;  // that are prepared at once
+  const int64_t columns_;  // the columns prepared at once
   const PaddedConversion convert_;
   int64_t prepared_k_ = -1;
-  int64_t summed_ = 0;  // columns
+  int64_t summed_ = 0;  // in columns
   float x_sums_[kMaxGroups] = {};
   float y_[kMaxM * kMaxBlockN];
   float scales_[kRowsOfScales * kScaleStride];

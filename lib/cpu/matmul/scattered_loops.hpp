@@ -1,6 +1,5 @@
-// The kernel of scattered columns (scattered_columns.cpp): words of GPTQ times x, of which each
-// column has a group. T as in loops.hpp. For 16 products a load and a store of sums in the L1
-// cache.
+// The kernel of scattered columns (scattered_columns.cpp): words of GPTQ times x, where each column
+// has a group. T is as in loops.hpp. 16 products take a load and a store of sums in the L1 cache.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +9,12 @@
 
 namespace nf4::cpu {
 
-// Vectors of rows from row n on, of which `lanes` rows there are at least, or kVectors = 1.
+// Multiplies vectors of rows from row n on. There are at least `lanes` rows, or kVectors is 1.
 template <class T, int kVectors, int kM>
 void scattered_block(const ScatteredArgs &args, const uint32_t *words, int64_t k, int64_t n,
                      int64_t lanes) {
   using Item = typename T::Item;
-  constexpr int kItems = T::kLanes / T::kSumLanes;  // of a lane
+  constexpr int kItems = T::kLanes / T::kSumLanes;  // in a lane
   const auto table = T::load_table(args.codebook);
   const Item *x = static_cast<const Item *>(args.x) + k * kItems;
   typename T::Codes codes[kVectors];
@@ -30,7 +29,7 @@ void scattered_block(const ScatteredArgs &args, const uint32_t *words, int64_t k
       values[v] = T::look_up(table, codes[v]);
       codes[v] = T::next(codes[v]);
     }
-    // The column in each item of a lane: x of the others is zero.
+    // Selects the column in each item of a lane: x of the other columns is zero.
     NF4_UNROLL
     for (int item = 0; item < kItems; ++item) {
       const int column = i + item * (8 / kItems);

@@ -1,6 +1,7 @@
-// Matmul for integer weights whose groups are scattered by g_idx, or are no whole steps of rows of
-// codes: columns are sorted by their groups, some thousand at a time, and so are the nibbles of
-// their words, for a few rows of the weight, in the L1 cache; then as columns.cpp.
+// Matmul for integer weights whose groups g_idx scatters, or whose rows of codes have groups that
+// are not whole steps. Columns are sorted by their groups, some thousand at a time. The nibbles of
+// their words are sorted the same way in the L1 cache, for a few rows of the weight. The rest is as
+// in columns.cpp.
 #include "cpu/dequant/int4_groups.hpp"
 #include "cpu/dtypes.hpp"
 #include "cpu/matmul/column_order.hpp"
@@ -27,13 +28,13 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
   }
 
  private:
-  // In words that are brought together before they are sorted.
+  // The nibbles that are brought together in words before they are sorted.
   static constexpr int64_t kCodes = kVectorRows * 1024;
   static constexpr int64_t kBlockWords = ColumnOrder::kMaxGroupPlaces / kInt4PerWord * kVectorRows;
-  // A group has 8 places of x at least.
+  // A group has at least 8 places of x.
   static constexpr int64_t kMaxXSums = kPreparedBytes / 2 / kInt4PerWord;
 
-  // At once: of GPTQ some tens of a group, and long parts of rows of words.
+  // The columns sorted at once: in GPTQ some tens per group, otherwise long parts of rows of words.
   static int64_t columns_of(const Int4Weight &weight) {
     if (weight.layout == NF4_INT4_COMPRESSED_TENSORS) return ColumnOrder::kMaxColumns;
     return weight.groups <= 32 ? 1024 : weight.groups <= 64 ? 2048 : ColumnOrder::kMaxColumns;
@@ -52,7 +53,7 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
     }
   }
 
-  // Does nothing where that part of x is there from the block of rows before.
+  // Does nothing if that part of x was already prepared for the previous block of rows.
   void prepare(int64_t k) {
     if (prepared_k_ == k && prepared_m_ == m_.begin) return;
     prepared_k_ = k;
@@ -79,7 +80,7 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
     });
   }
 
-  // Makes words of the columns from k on accessible: of AWQ they are read where they are.
+  // Makes words of the columns from k on accessible; AWQ words are read in place.
   void load(RowRange n, int64_t k) {
     const auto &w = weight_;
     const int64_t columns = order_.columns(), rows = n.end - n.begin;
@@ -92,13 +93,13 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
     words_.stride = rows_;
     if (w.layout == NF4_INT4_GPTQ)
       dequant_.gptq_words({words, w.rows, rows, columns, to, rows_ * 4});
-    else  // Rows of codes to rows of words, as the other way round.
+    else  // gptq_rows is its own inverse: rows of codes become rows of words.
       dequant_.gptq_rows(
           {words, int4_words(w.cols), int4_words(columns), rows * kInt4PerWord, to, rows_ * 4});
   }
 
-  // Sets what add_group() prefetches: the words that are loaded next, from row n on. Those of a
-  // place are about a row's.
+  // Sets the words that add_group() prefetches: those that are loaded next, from row n on. The
+  // words of a place are about those of a row.
   void set_next(int64_t n, int64_t k) {
     const auto &w = weight_;
     next_ = {block_, 0, 0};
@@ -111,7 +112,7 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
     return int4_group(weight_, prepared_k_ + order_.column()[group.first]);
   }
 
-  // Inlined, as GCC drops calls that only prefetch.
+  // It is inlined, as GCC drops calls that only prefetch.
   __attribute__((always_inline)) void prefetch_groups(int64_t n) const {
     const auto &w = weight_;
     if (w.layout == NF4_INT4_COMPRESSED_TENSORS) return;
@@ -155,12 +156,12 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
       dequant_.groups(int4_groups(weight_, n.begin + i, group, 1, scales_ + i, zeros_ + i));
   }
 
-  static constexpr int64_t kGathered = 1024;  // elements, whole steps
+  static constexpr int64_t kGathered = 1024;  // in elements, whole steps
 
   const DequantKernels &dequant_;
   const bool awq_;
   const int64_t columns_;
-  const int64_t rows_;  // of the weight
+  const int64_t rows_;  // rows of the weight
   Ahead next_{};
   int64_t prepared_k_ = -1;
   int64_t prepared_m_ = -1;
@@ -170,7 +171,7 @@ class SortedColumnsMultiplier : ColumnsBase<kMaxM, 6144> {
   float zeros_[kVectorRows + 16];
   alignas(64) uint32_t block_[kBlockWords];
   ColumnOrder order_;
-  // One after the other.
+  // These are used one after the other.
   union {
     int16_t sorted_[ColumnOrder::kMaxColumns];
     alignas(64) char gathered_[kGathered * sizeof(float)];

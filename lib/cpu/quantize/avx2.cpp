@@ -1,8 +1,8 @@
-// Quantize by AVX2 (with F16C).
+// Quantize with AVX2 (and F16C).
 //
-// About 8 instructions for 8 weights to scale and to handle what is not finite, 14 to search, 3 to
-// pack. Bound by these: 27.5 ns for 64 weights on a Zen 4 at 3.7 GHz. It has no cells
-// (kernels.hpp): their tables of 32 entries would fill four registers.
+// 8 weights take about 8 instructions to scale and to handle numbers that are not finite, 14 to
+// search and 3 to pack. These instructions are the bound: 64 weights take 27.5 ns on a Zen 4 at 3.7
+// GHz. It has no cells (kernels.hpp): their tables of 32 entries would fill four registers.
 #include "cpu/isa/avx2.hpp"
 
 #include "cpu/quantize/int4_loops.hpp"
@@ -14,8 +14,8 @@ namespace {
 
 __m256i load_bits(const char *in) { return _mm256_loadu_si256((const __m256i *)in); }
 
-// The largest finite |x|. As integers the magnitudes keep their order, and what is not
-// finite comes after what is.
+// The largest finite |x|. Taken as integers, magnitudes keep their order, and numbers that are not
+// finite come after those that are.
 template <class T>
 float block_absmax(const char *in, int64_t elements) {
   const __m256i infinity = _mm256_set1_epi16(T::kInfinity);
@@ -47,7 +47,7 @@ float block_absmax<Fp32>(const char *in, int64_t elements) {
   return _mm_cvtss_f32(_mm_castsi128_ps(x));
 }
 
-// x times inverse; NaN to 0, infinities to 1 and -1.
+// x times inverse; NaN becomes 0, and infinities become 1 and -1.
 __m256 normalise(__m256 x, __m256 inverse) {
   const __m256 product = _mm256_mul_ps(x, inverse);
   const __m256 sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f));
@@ -73,7 +73,7 @@ struct Encoder {
     codes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)args.codes));
   }
 
-  // The number of thresholds below x.
+  // Returns the number of thresholds below x.
   __m256i rank(__m256 x) const {
     const auto descend = [&](__m256i node, __m256 table) {
       const __m256 threshold = _mm256_permutevar8x32_ps(table, node);
@@ -84,7 +84,7 @@ struct Encoder {
     return descend(descend(descend(_mm256_srli_epi32(upper, 31), by4), by2), by1);
   }
 
-  // The bytes of 32 ranks.
+  // Returns the bytes of 32 ranks.
   __m128i pack(__m256i a, __m256i b, __m256i c, __m256i d) const {
     const __m256i by_lane =
         _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
@@ -97,8 +97,8 @@ struct Encoder {
   }
 };
 
-// Blocks whose scales are found before any of them is encoded, so that the latencies of one
-// block's scale hide behind the others'.
+// The scales of this many blocks are computed before any of the blocks is encoded, so that the
+// latencies of one block's scale hide behind the others'.
 constexpr int64_t kBatch = 8;
 
 template <class T>
@@ -175,7 +175,7 @@ struct Integers4 {
   }
   static __m256i to_integers(__m256 x) { return _mm256_cvtps_epi32(x); }
   static __m256i add_integers(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
-  // To the nearest of 16 bits, within the positive finite ones.
+  // Rounds to the nearest 16-bit number, within the positive finite ones.
   static __m256 round_scale(__m256 x, bool fp16, uint16_t *bits) {
     const __m256i float_bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(float_bits, 16), _mm256_set1_epi32(1));
@@ -190,7 +190,7 @@ struct Integers4 {
     return fp16 ? Fp16::widen(within) : Bf16::widen(within);
   }
   static void pack(const __m256i (&codes)[4], uint8_t *out) {
-    // By lane: 0 4 8 12, 16 20 24 28 of each half, in dwords of 4 codes.
+    // The order in each lane: 0 4 8 12, 16 20 24 28 of each half, in dwords of 4 codes.
     const __m256i words = _mm256_packus_epi16(_mm256_packus_epi32(codes[0], codes[1]),
                                               _mm256_packus_epi32(codes[2], codes[3]));
     const __m256i bytes =

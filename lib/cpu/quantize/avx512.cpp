@@ -1,10 +1,10 @@
-// Quantize by AVX-512 (F, BW, DQ, VL).
+// Quantize with AVX-512 (F, BW, DQ, VL).
 //
-// 2 or 4 bytes in per weight, half a byte out. 2 or 3 instructions for 16 weights find the scale, 7
-// the code (multiply, handle what is not finite, find the cell, look up its threshold and codes,
-// compare, choose; 14 where thresholds are too close for cells and are searched), 4 pack it. One
-// core of a Zen 4 at 3.7 GHz takes 12 ns for 64 weights, 20 ns with the search: bound by these; two
-// cores are bound by memory (fp32).
+// Each weight reads 2 or 4 bytes and writes half a byte. 16 weights take 2 or 3 instructions for
+// the scale, 7 for the code (multiply, handle numbers that are not finite, find the cell, look up
+// its threshold and codes, compare, choose) and 4 to pack. If thresholds are too close for cells,
+// they are searched, which takes 14. One core of a Zen 4 at 3.7 GHz takes 12 ns for 64 weights, or
+// 20 ns with the search: these instructions are the bound. Two cores are bound by memory (fp32).
 #include "cpu/isa/avx512.hpp"
 
 #include "cpu/quantize/int4_loops.hpp"
@@ -13,8 +13,8 @@
 namespace nf4::cpu {
 namespace {
 
-// The largest finite |x|. As integers the magnitudes keep their order, and what is not
-// finite comes after what is.
+// The largest finite |x|. Taken as integers, magnitudes keep their order, and numbers that are not
+// finite come after those that are.
 template <class T>
 float block_absmax(const char *in, int64_t elements) {
   const __m512i infinity = _mm512_set1_epi16(T::kInfinity);
@@ -40,15 +40,15 @@ float block_absmax<Fp32>(const char *in, int64_t elements) {
   return _mm512_reduce_max_ps(as_floats(largest));
 }
 
-// x times inverse; NaN to 0, infinities to 1 and -1.
+// x times inverse; NaN becomes 0, and infinities become 1 and -1.
 __m512 normalise(__m512 x, __m512 inverse) {
-  // By class of x: NaN to +0, -infinity to -1, +infinity to +1, the others stay.
+  // Fixes by class of x: NaN to +0, -infinity to -1, +infinity to +1; other numbers stay.
   const __m512i fixes = _mm512_set1_epi32(0x00a90088);
   return _mm512_fixupimm_ps(_mm512_mul_ps(x, inverse), x, fixes, 0);
 }
 
-// Codes by looking up the cell of x. A code is in both nibbles of the low byte, so that
-// either can be taken; what is above that byte is of no meaning.
+// Finds codes by looking up the cell of x. A code is in both nibbles of the low byte, so that
+// either nibble can be taken; the bits above that byte have no meaning.
 struct CellEncoder {
   __m512 low_thresholds, high_thresholds;
   __m512i low_codes, high_codes;
@@ -60,7 +60,7 @@ struct CellEncoder {
         high_codes(_mm512_loadu_si512(args.cells->codes + 16)) {}
 
   __m512i encode(__m512 x) const {
-    // Beyond 2^23 floats are integers: the sum's low bits are the cell.
+    // Beyond 2^23 floats are integers, so the sum's low bits are the cell.
     constexpr float kIntegers = 0x1.8p23f;
     const __m512i cell =
         as_integers(_mm512_fmadd_ps(x, _mm512_set1_ps(Cells::kPerUnit), _mm512_set1_ps(kIntegers)));
@@ -71,8 +71,8 @@ struct CellEncoder {
   }
 };
 
-// The thresholds as a search tree. Each table is the thresholds seen from the rank so far:
-// entry r is the one that is asked next.
+// The thresholds as a search tree. Each table has the thresholds to compare with after the steps so
+// far, indexed by the rank found so far.
 struct SearchEncoder {
   __m512 middle, by4, by2, by1;
   __m512i codes;  // in both nibbles
@@ -99,20 +99,20 @@ struct SearchEncoder {
   }
 };
 
-// The bytes of 32 codes in two vectors.
+// Returns the bytes of 32 codes in two vectors.
 __m128i pack(__m512i a, __m512i b) {
   const __m512i words = _mm512_packus_epi32(a, b);
-  // The high nibble of the even word, the low nibble of the odd one.
+  // Takes the high nibble of the even word and the low nibble of the odd one.
   constexpr int kChoose = 0xca;
   const __m512i bytes = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0xf0), words,
                                                   _mm512_srli_epi32(words, 16), kChoose);
-  // Lane by lane, two bytes of a and two of b.
+  // Takes two bytes of a and two of b, lane by lane.
   const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
   return _mm_shuffle_epi8(_mm512_cvtepi32_epi8(bytes), order);
 }
 
-// Blocks whose scales are found before any of them is encoded, so that the latencies of one
-// block's scale hide behind the others'.
+// The scales of this many blocks are computed before any of the blocks is encoded, so that the
+// latencies of one block's scale hide behind the others'.
 constexpr int64_t kBatch = 16;
 
 template <class T>
@@ -156,8 +156,8 @@ void quantize(const QuantizeArgs &args) {
     quantize_blocks<T>(SearchEncoder(args), args);
 }
 
-// The codes of up to 16 scales: four levels of the search in a register of every 16th
-// threshold, four in memory.
+// The codes of up to 16 scales: the search has four levels in a register of every 16th threshold,
+// and four in memory.
 struct ScaleEncoder {
   const float *thresholds;
   __m512 by16;
@@ -202,7 +202,7 @@ int lowest_of_words(__m512i x) {
   const __m256i half = _mm256_min_epi16(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
   const __m128i quarter =
       _mm_min_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-  // The only reduction of words is of unsigned ones.
+  // The only reduction of words is for unsigned ones.
   const __m128i offset = _mm_set1_epi16(static_cast<short>(0x8000));
   return _mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(quarter, offset)), 0) - 0x8000;
 }
@@ -242,7 +242,7 @@ struct Integers4 {
   }
   static __m512i to_integers(__m512 x) { return _mm512_cvtps_epi32(x); }
   static __m512i add_integers(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
-  // To the nearest of 16 bits, within the positive finite ones.
+  // Rounds to the nearest 16-bit number, within the positive finite ones.
   static __m512 round_scale(__m512 x, bool fp16, uint16_t *bits) {
     const __m512i float_bits = as_integers(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(float_bits, 16), _mm512_set1_epi32(1));
@@ -258,15 +258,15 @@ struct Integers4 {
   static void pack(const __m512i (&codes)[2], uint8_t *out) {
     const __m512i words = _mm512_packus_epi32(codes[0], codes[1]);
     const __m512i bytes = _mm512_madd_epi16(words, _mm512_set1_epi32(0x00100001));
-    // Lane by lane, two bytes of either.
+    // Takes two bytes of either, lane by lane.
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     _mm_storeu_si128((__m128i *)out, _mm_shuffle_epi8(_mm512_cvtepi32_epi8(bytes), order));
   }
   static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 };
 
-// As integers, 32 at a time: those of negative numbers with all bits but the sign's turned over are
-// in the order of the numbers.
+// Compares as integers, 32 at a time. If all bits but the sign of negative numbers are inverted,
+// integers have the order of the numbers.
 template <class From>
 bool int4_range_of_16_bits(const void *in, int64_t elements, float *low, float *high) {
   const char *from = static_cast<const char *>(in);

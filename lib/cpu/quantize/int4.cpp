@@ -1,5 +1,5 @@
-// Quantize to integers by vector kernels: groups of rows to rows of codes in the caches, and these
-// to words. Compiled for the baseline of the target.
+// Quantizes to integers with vector kernels: turns groups of rows into rows of codes in the caches,
+// and these into words. This file is compiled for the baseline of the target.
 #include "cpu/weight/int4.hpp"
 
 #include <algorithm>
@@ -17,12 +17,12 @@ constexpr int64_t kCodeBytes = 32768;
 constexpr int64_t kMaxRows = 128;
 // Rows and columns of whole vectors of words.
 constexpr int64_t kVectorRows = 128;
-// Of a row, quantized at once, if groups are no larger: of rows that become rows of codes, and of
-// those that become words.
+// The columns of a row that are quantized at once, if groups are no larger: for rows that stay rows
+// of codes, and for rows that become words.
 constexpr int64_t kRowColumns = 4096;
 constexpr int64_t kWordColumns = 512;
 
-// One word as word_loops.hpp wants vectors.
+// A single word in the form that word_loops.hpp expects of vectors.
 struct OneWord {
   using Vector = uint32_t;
 };
@@ -35,7 +35,7 @@ uint32_t read_word(const uint8_t *from) {
 
 class Int4Quantizer {
  public:
-  // Whether 8 rows of a group have room.
+  // Tells whether 8 rows of a group have room.
   static bool takes(const Int4Weight &weight) {
     return kInt4PerWord * ceil_divide(weight.group_size, kKernelStep) * kKernelStep / 2 <=
            kCodeBytes;
@@ -83,11 +83,11 @@ class Int4Quantizer {
         change(weight_.zeros[int4_zero(weight_.layout, weight_.rows, weight_.groups, row, g).word]);
   }
 
-  // A group's range is found first, then the scales of some groups, then their codes.
+  // The range of a group is found first, then the scales of some groups, then their codes.
   void quantize_group(int64_t n, int64_t k, uint8_t *codes) {
     const int64_t elements = weight_.group_size, tail = elements % kKernelStep;
     const char *in = address(n, k);
-    // What is quantized of the row next.
+    // Prefetches the part of the row that is quantized next.
     for (int64_t i = 0; i < elements * bytes_; i += 64)
       __builtin_prefetch(in + columns_ * bytes_ + i, 0, 2);
     const int i = count_++;
@@ -109,7 +109,7 @@ class Int4Quantizer {
     return static_cast<const char *>(problem_.in) + (n * weight_.cols + k) * bytes_;
   }
 
-  // The last elements of a group, fewer than a step, and zeros.
+  // Pads the last elements of a group, fewer than a step, with zeros.
   void pad_tail(const char *in, char *padded) const {
     const int64_t tail = weight_.group_size % kKernelStep;
     std::memset(padded, 0, kKernelStep * sizeof(float));
@@ -148,13 +148,13 @@ class Int4Quantizer {
     pad_tail(in, padded);
     uint8_t last[kKernelStep / 2];
     codes_({padded, kKernelStep, scale, zero, group.finite, last});
-    // Codes of no column are 0.
+    // Codes beyond the last column are 0.
     const int64_t bytes = ceil_divide(tail, kInt4PerWord) * 4;
     for (int64_t i = tail; i < bytes * 2; ++i) last[i / 2] &= i % 2 == 0 ? 0 : 0x0f;
     std::memcpy(group.codes + (elements - tail) / 2, last, bytes);
   }
 
-  // From rows of codes.
+  // Makes words from rows of codes.
   void store_words(RowRange n, int64_t k, int64_t columns) const {
     const int64_t count = n.end - n.begin;
     uint32_t *words =
@@ -188,7 +188,7 @@ class Int4Quantizer {
           {by_column, rows, rows, columns, reinterpret_cast<uint8_t *>(words), weight_.rows / 2});
   }
 
-  // 8 rows and so many columns, of which each is a word.
+  // Stores 8 rows of `columns` columns; each column is a word.
   void store_awq(const uint8_t *codes, uint32_t *words, int64_t columns) const {
     uint32_t square[kInt4PerWord];
     for (int i = 0; i < kInt4PerWord; ++i) square[awq_nibble(i)] = read_word(codes + i * stride_);
@@ -202,11 +202,11 @@ class Int4Quantizer {
   bool (*const range_)(const void *, int64_t, float *, float *);
   void (*const scales_)(const Int4ScalesArgs &);
   void (*const codes_)(const Int4CodesArgs &);
-  const int64_t bytes_;    // of an element
+  const int64_t bytes_;    // bytes of an element
   const int64_t columns_;  // whole groups
-  const int64_t stride_;   // of a row of codes
+  const int64_t stride_;   // bytes of a row of codes
   const int64_t rows_;
-  // Groups whose codes are yet to be found.
+  // Groups whose codes have not been computed yet.
   int count_ = 0;
   Group groups_[kInt4Groups];
   float low_[kInt4Groups] = {};

@@ -22,18 +22,18 @@ bool int4_range(const void *in, int64_t elements, float *low, float *high) {
     lows = V::min(lows, finite_x);
     highs = V::max(highs, finite_x);
   }
-  // Of zeros, +0.
+  // For zeros the result is +0.
   *low = V::lowest(lows) + 0.0f;
   *high = V::highest(highs) + 0.0f;
   return V::is_all(finite);
 }
 
-// As core/round_int4.hpp defines them.
+// Scales and zeros as core/round_int4.hpp defines them.
 template <class V>
 void int4_scales(const Int4ScalesArgs &args) {
   for (int i = 0; i < kInt4Groups; i += V::kLanes) {
     const auto low = V::load(args.low + i), high = V::load(args.high + i);
-    // Of zeros alone max() is its second operand, +0.
+    // If all elements are zeros, max() returns its second operand, +0.
     const auto span = args.symmetric ? V::multiply(V::set(2), V::max(V::negative(low), high))
                                      : V::subtract(high, low);
     const auto scale = V::round_scale(V::divide(span, V::set(15)), args.fp16, args.bits + i);
@@ -61,7 +61,7 @@ void int4_codes_with(const Encoder &encoder, const Int4CodesArgs &args) {
   }
 }
 
-// Any x, by the rule: a division.
+// Computes the code of any x by the rule, with a division.
 template <class V>
 struct AnyEncoder {
   typename V::Vector scale, zero;
@@ -73,9 +73,10 @@ struct AnyEncoder {
   }
 };
 
-// Finite x. The quotient of the rule to the bit: an estimate and its remainder by the rounded
-// inverse are closer to it than 2^-44, and a quotient of a scale of 11 bits is no closer than 2^-36
-// to where rounding changes. x is brought within the codes first, whose ends are exact.
+// Computes the code of finite x, with the quotient of the rule to the bit. An estimate and its
+// remainder by the rounded inverse are closer to the quotient than 2^-44, and a quotient by a scale
+// of 11 bits is no closer than 2^-36 to a point where rounding changes. x is first clamped to the
+// range of the codes, whose ends are exact.
 template <class V>
 struct FiniteEncoder {
   typename V::Vector scale, inverse, low, high;
@@ -98,7 +99,7 @@ struct FiniteEncoder {
 
 template <class V, class From>
 void int4_codes(const Int4CodesArgs &args) {
-  // Where nothing overflows, and what underflows rounds to 0.
+  // Here nothing overflows, and numbers that underflow round to 0.
   if (args.finite && args.scale > 0x1p-96f && args.scale < 0x1p96f)
     int4_codes_with<V, From>(FiniteEncoder<V>(args.scale, args.zero), args);
   else

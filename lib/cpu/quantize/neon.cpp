@@ -1,8 +1,9 @@
-// Quantize by NEON.
+// Quantize with NEON.
 //
-// 0.4 instructions a weight find the scale (fp32 0.75), about 3 the code: multiply, find the cell,
-// look up its threshold in four tables of bytes, compare, look up both codes, choose. Where
-// thresholds are too close for cells, 15 comparisons. Blocks that are not finite take 2 more.
+// A weight takes 0.4 instructions for the scale (fp32 0.75) and about 3 for the code: multiply,
+// find the cell, look up its threshold in four tables of bytes, compare, look up both codes,
+// choose. If thresholds are too close for cells, there are 15 comparisons. Blocks that are not
+// finite take 2 more.
 #include "cpu/isa/neon.hpp"
 
 #include "cpu/quantize/int4_loops.hpp"
@@ -12,8 +13,8 @@
 namespace nf4::cpu {
 namespace {
 
-// Magnitudes as integers keep their order, and what is not finite comes after what is. The largest
-// of a block; kFinite: of those that are finite.
+// The largest magnitude of a block; with kFinite, the largest finite one. Taken as integers,
+// magnitudes keep their order, and numbers that are not finite come after those that are.
 template <class T, bool kFinite>
 struct Largest {
   static float of(const char *in, int64_t elements) {
@@ -39,7 +40,8 @@ struct Largest<Fp32, kFinite> {
   }
 };
 
-// x times inverse; kFinite: x is. Otherwise NaN to 0, infinities to 1 and -1.
+// x times inverse. With kFinite x is finite. Otherwise NaN becomes 0, and infinities become 1 and
+// -1.
 template <bool kFinite>
 float32x4_t normalise(float32x4_t x, float32x4_t inverse) {
   const float32x4_t product = vmulq_f32(x, inverse);
@@ -57,7 +59,7 @@ uint8x16_t low_bytes(uint32x4_t a, uint32x4_t b, uint32x4_t c, uint32x4_t d) {
   return vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
 }
 
-// Codes by looking up the cell of x, each in both nibbles.
+// Finds codes by looking up the cell of x; each code is in both nibbles.
 struct CellEncoder {
   uint8x16x2_t thresholds[4];
   uint8x16x2_t below, above;
@@ -73,7 +75,7 @@ struct CellEncoder {
   }
 
   uint8x16_t encode(const Floats16 &x) const {
-    // Beyond 2^23 floats are integers: the sum's low bits are the cell.
+    // Beyond 2^23 floats are integers, so the sum's low bits are the cell.
     constexpr float kIntegers = 0x1.8p23f;
     const auto cell_of = [](float32x4_t each) {
       return vreinterpretq_u32_f32(
@@ -93,7 +95,7 @@ struct CellEncoder {
   }
 };
 
-// By the number of thresholds that x exceeds.
+// Finds codes by the number of thresholds that x exceeds.
 struct RankEncoder {
   const float *thresholds;
   uint8x16_t codes;  // in both nibbles
@@ -132,8 +134,8 @@ void encode_block(const Encoder &encoder, const char *in, int64_t elements, floa
   }
 }
 
-// Blocks whose scales are found before any of them is encoded, so that the latencies of one
-// block's scale hide behind the others'.
+// The scales of this many blocks are computed before any of the blocks is encoded, so that the
+// latencies of one block's scale hide behind the others'.
 constexpr int64_t kBatch = 8;
 
 template <class T>
@@ -213,7 +215,7 @@ struct Integers4 {
   }
   static Integers to_integers(Vector x) { return vcvtnq_s32_f32(x); }
   static Integers add_integers(Integers a, Integers b) { return vaddq_s32(a, b); }
-  // To the nearest of 16 bits, within the positive finite ones.
+  // Rounds to the nearest 16-bit number, within the positive finite ones.
   static Vector round_scale(Vector x, bool fp16, uint16_t *bits) {
     const uint16x4_t nearest = vget_low_u16(fp16 ? round_to_fp16(x, x) : round_to_bf16(x, x));
     const uint16x4_t within =

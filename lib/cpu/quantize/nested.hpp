@@ -1,4 +1,4 @@
-// The second half of nested quantization: the scales to 8-bit codes. Its oracle is
+// The second half of nested quantization: turns the scales into 8-bit codes. Its oracle is
 // quantize_scales_reference.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace nf4::cpu {
 
-// One partial sum for so many scales: fewer than QuantizeWorkspace has room for.
+// There is one partial sum for this many scales: fewer than QuantizeWorkspace has room for.
 constexpr int64_t kScalesPerPartialSum = 1024;
 static_assert(kScalesPerPartialSum * 32 >= kElementsPerPartialSum, "blocks are 32 or more");
 

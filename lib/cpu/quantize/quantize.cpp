@@ -1,5 +1,5 @@
-// Quantize by vector kernels: what surrounds them. Prepares the codebook for their search, and pads
-// the last block of a weight.
+// Quantize with vector kernels, the part around the kernels: prepares the codebook for their
+// search, and pads the last block of a weight.
 #include "cpu/quantize/quantize.hpp"
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace nf4::cpu {
 namespace {
 
-// False if a cell would hold two thresholds. All is compared as 15 x, which is exact in
-// binary64. A threshold that is NaN or beyond [-1, 1] is in no cell.
+// Returns false if a cell would hold two thresholds. Everything is compared as 15 x, which is exact
+// in binary64. A threshold that is NaN or beyond [-1, 1] is in no cell.
 bool make_cells(const Quantizer &quantizer, Cells &cells) {
   cells = {};
   for (int cell = -Cells::kPerUnit; cell <= Cells::kPerUnit; ++cell) {
@@ -34,7 +34,7 @@ bool make_cells(const Quantizer &quantizer, Cells &cells) {
   return true;
 }
 
-// The last block of a weight where it is partial: through copies padded with zeros, which
+// Quantizes the last block of a weight if it is partial, through copies padded with zeros, which
 // change no scale.
 void quantize_partial(void (*kernel)(const QuantizeArgs &), QuantizeArgs args, int64_t elements,
                       int64_t bytes_per_element) {

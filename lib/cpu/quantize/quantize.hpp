@@ -1,4 +1,4 @@
-// Quantize by vector kernels: the codes, and one float of absmax for each block.
+// Quantize with vector kernels: the codes, and one float of absmax for each block.
 #pragma once
 
 #include "cpu/dequant/kernels.hpp"

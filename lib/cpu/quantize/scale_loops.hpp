@@ -8,7 +8,7 @@
 
 namespace nf4::cpu {
 
-// 8 searches side by side, without branches: their loads overlap.
+// 8 searches run side by side, without branches, so that their loads overlap.
 template <class V>
 void encode_scales(const EncodeScalesArgs &args) {
   constexpr int kSearches = 8;

@@ -1,4 +1,4 @@
-// What an integer weight's codes, zeros and scales mean to the CPU kernels.
+// The meaning of an integer weight's codes, zeros and scales to the CPU kernels.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ inline float int4_scale_at(const Int4Weight &weight, int64_t index) {
   return weight.scales_dtype == NF4_DTYPE_FP16 ? half_to_float(bits) : bf16_to_float(bits);
 }
 
-// Of stored column k.
+// Returns the group of stored column k.
 inline int64_t int4_group(const Int4Weight &weight, int64_t k) {
   return weight.g_idx != nullptr ? weight.g_idx[k] : k / weight.group_size;
 }
 
-// Of row n, stored column k.
+// Returns the value of row n, stored column k.
 inline float int4_value_at(const Int4Weight &weight, int64_t n, int64_t k) {
   const int64_t g = int4_group(weight, k);
   const uint32_t code =
@@ -34,12 +34,12 @@ inline float int4_value_at(const Int4Weight &weight, int64_t n, int64_t k) {
       int4_scale_at(weight, int4_scale(weight.layout, weight.rows, weight.groups, n, g)));
 }
 
-// The column of the weight that a stored column is.
+// Returns the column of the weight that a stored column holds.
 inline int64_t int4_column(const Int4Weight &weight, int64_t k) {
   return weight.permutation != nullptr ? weight.permutation[k] : k;
 }
 
-// The codes less 8, to which 8 less the zero point is added.
+// The codes minus 8; 8 minus the zero point is added to them.
 constexpr float kInt4Codebook[] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
 }  // namespace nf4::cpu

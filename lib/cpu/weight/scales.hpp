@@ -1,4 +1,5 @@
-// What a weight's codes and scales mean to the CPU kernels: its codebook, and the scale of a block.
+// The meaning of a weight's codes and scales to the CPU kernels: its codebook, and the scale of a
+// block.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ inline float block_scale(const Weight &weight, int64_t block) {
                       *weight.nested_offset);
 }
 
-// The scales of some blocks of one nested block.
+// Computes the scales of some blocks of one nested block.
 using NestedScales = void (*)(const uint8_t *codes, int64_t count, const float *table, float absmax,
                               float offset, float *scales);
 
@@ -28,7 +29,7 @@ inline void nested_scales(const uint8_t *codes, int64_t count, const float *tabl
   for (int64_t i = 0; i < count; ++i) scales[i] = add_rn(multiply_rn(scales[i], absmax), offset);
 }
 
-// The scales of `count` blocks from `first` on, by a kernel if there is one.
+// Computes the scales of `count` blocks from `first` on, with a kernel if there is one.
 inline void read_scales(const Weight &weight, int64_t first, int64_t count, float *scales,
                         NestedScales kernel = nullptr) {
   if (!weight.nested()) {
@@ -47,7 +48,8 @@ inline void read_scales(const Weight &weight, int64_t first, int64_t count, floa
   }
 }
 
-// A NaN becomes the canonical one, as DequantArgs asks. By integers, which compilers vectorise.
+// A NaN becomes the canonical one, as DequantArgs requires. Integer instructions are used, since
+// compilers vectorise them.
 inline float canonical(float x) {
   const uint32_t bits = float_bits(x);
   return bits_float((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc00000 : bits);

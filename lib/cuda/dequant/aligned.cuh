@@ -1,14 +1,14 @@
-// Dequantize, out on a 16-byte and packed on a 4-byte boundary: one fused kernel dequantizes the
-// scales and the weights.
+// Dequantize with `out` on a 16-byte and `packed` on a 4-byte boundary: one fused kernel
+// dequantizes the scales and the weights.
 //
-// Cost, nested, 16-bit output, blocksize 64: 0.516 bytes read and 2 written per weight, and about
-// 5 instructions per weight (shift, shuffle, multiply, half a conversion), so memory bounds it.
+// Cost, nested, 16-bit output, blocksize 64: 0.516 bytes read and 2 written per weight, and about 5
+// instructions per weight (shift, shuffle, multiply, half a conversion), so memory bounds it.
 //
-// A CTA has 4 or 8 tiles, one a warp, and no loop: with a persistent grid multiprocessors drift
+// A CTA has 4 or 8 tiles, one per warp, and no loop: with a persistent grid, multiprocessors drift
 // apart, which widens the window of addresses in flight. A tile is 512 or 1024 elements: two or
-// four loads a lane are in flight, each warp-wide access is contiguous, and the scales of the tile,
-// at most 32, are computed one per lane and shared by shuffles. docs/design/dequant.md has the
-// experiments.
+// four loads per lane are in flight, and each warp-wide access is contiguous. The scales of the
+// tile, at most 32, are computed one per lane and shared by shuffles. docs/design/dequant.md has
+// the experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,10 +20,10 @@
 namespace nf4::cuda {
 namespace {
 
-// 4 MB of weights: 8 MB and more were evicted before use on an H200.
+// 4 MB of weights. On an H200, 8 MB and more were evicted before use.
 constexpr int64_t kPrefetchElements = int64_t{8} << 20;
 
-// The codes of a lane's vector in each step of a tile, all of it in the tensor.
+// The codes of a lane's vector in each step of a tile that lies in the tensor.
 template <class Arch, class T, int Steps>
 __device__ __forceinline__ void load_codes(const uint8_t *tile, CachePolicy policy,
                                            uint32_t (&codes)[Steps]) {
@@ -34,7 +34,8 @@ __device__ __forceinline__ void load_codes(const uint8_t *tile, CachePolicy poli
     for (int step = 0; step < Steps; ++step)
       codes[step] = load_once<Arch>(words + step * 32 + lane, policy);
   } else {
-    // A word is two vectors of fp32. Loads of 4 bytes are faster than twice as many of 2.
+    // A word is two vectors of fp32. Loads of 4 bytes are faster than twice as many loads of 2
+    // bytes.
     uint32_t loaded[Steps / 2];
 #pragma unroll
     for (int i = 0; i < Steps / 2; ++i) loaded[i] = load_once<Arch>(words + i * 32 + lane, policy);
@@ -45,7 +46,7 @@ __device__ __forceinline__ void load_codes(const uint8_t *tile, CachePolicy poli
   }
 }
 
-// The codes of one vector, of which the tensor has all.
+// The codes of one vector that lies in the tensor.
 template <class Arch, class T>
 __device__ __forceinline__ uint32_t load_vector_codes(const uint8_t *packed, CachePolicy policy) {
   if constexpr (sizeof(T) == 2)
@@ -60,7 +61,7 @@ __device__ __forceinline__ void prefetch(const DequantArgs &args) {
   if constexpr (Arch::kBulkPrefetch) {
     constexpr int64_t kCtasAhead = kPrefetchElements / kElements;
     const int64_t ahead = int64_t{blockIdx.x} + kCtasAhead;
-    // The last CTA may be partial, so its data is left alone.
+    // The last CTA may be partial, so its data is not prefetched.
     if (!args.prefetch || threadIdx.x != 0 || ahead + 1 >= gridDim.x) return;
     prefetch_l2<Arch>(args.weight.packed + ahead * (kElements / 2), kElements / 2);
     const int scale_bytes =
@@ -71,13 +72,13 @@ __device__ __forceinline__ void prefetch(const DequantArgs &args) {
   }
 }
 
-// The elements of one CTA. `Full`: the tensor has all of them, so nothing is checked. Offsets that
-// the CTA has in common are 64-bit, computed once per warp (the uniform datapath); what a thread
-// adds to them is 32-bit.
+// Dequantizes the elements of one CTA. With `Full`, all of them are in the tensor, so nothing is
+// checked. Offsets that the CTA has in common are 64-bit and computed once per warp (in the uniform
+// datapath); the offsets that a thread adds to them are 32-bit.
 template <class Arch, class T, class Scales, int Threads, int Tile, bool Full>
 __device__ __forceinline__ void dequant_cta(const DequantArgs &args, ScaleTable<Scales> &table) {
   constexpr int kVector = kPerVector<T>;
-  constexpr int kStride = 32 * kVector;  // elements that a warp takes in a step
+  constexpr int kStride = 32 * kVector;  // elements that a warp processes in a step
   constexpr int kSteps = Tile / kStride;
   constexpr int kElements = Threads / 32 * Tile;
 
@@ -90,7 +91,7 @@ __device__ __forceinline__ void dequant_cta(const DequantArgs &args, ScaleTable<
     return Full || start + first + step * kStride + kVector <= args.elements;
   };
 
-  // All loads of the tile come before the first arithmetic.
+  // All loads of the tile are issued before the first arithmetic.
   uint32_t words[kSteps];
   if constexpr (Full) {
     load_codes<Arch, T>(args.weight.packed + start / 2 + tile / 2, once, words);
@@ -127,7 +128,7 @@ __device__ __forceinline__ void dequant_cta(const DequantArgs &args, ScaleTable<
   }
 }
 
-// For out on 16 bytes and packed on 4.
+// Needs out on a 16-byte and packed on a 4-byte boundary.
 template <class Arch, class T, class Scales, int Threads, int Tile, int Resident>
 __global__ void __launch_bounds__(Threads, resident_ctas(Resident, Threads))
     dequant_aligned(const __grid_constant__ DequantArgs args) {

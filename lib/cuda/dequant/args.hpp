@@ -1,4 +1,5 @@
-// What a dequantize kernel gets. No CUDA types, so that the host side is ordinary C++.
+// The arguments of a dequantize kernel. They use no CUDA types, so that the host side is ordinary
+// C++.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,9 @@ struct DequantArgs {
   void *out;
   int64_t elements;
   int64_t blocks;
-  int shift;         // unaligned kernel: elements that the first vector lacks
+  int shift;         // unaligned kernel: elements missing from the first vector
   bool prefetch;     // packed and absmax are on 16-byte boundaries
-  bool keep_output;  // leave the output in L2 for whoever reads it next
+  bool keep_output;  // leave the output in L2 for the kernel that reads it next
 };
 
 }  // namespace nf4::cuda

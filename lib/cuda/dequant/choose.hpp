@@ -1,4 +1,4 @@
-// Which dequantize kernel runs, and with what.
+// Chooses the dequantize kernel and its options.
 #pragma once
 
 #include <optional>
@@ -10,12 +10,12 @@
 
 namespace nf4::cuda {
 
-// The configuration that a test forces counts as far as the alignment allows.
+// A configuration that a test forces is used as far as the alignment allows.
 DequantConfig choose_dequant(const DequantProblem &problem);
 DequantArgs dequant_args(const DequantProblem &problem);
 
-// For tests: the configuration of every later launch; empty restores the library's choice. Not
-// thread safe.
+// For tests: sets the configuration of every later launch; an empty value restores the library's
+// choice. Not thread safe.
 void force_dequant(std::optional<DequantConfig> config);
 
 }  // namespace nf4::cuda

@@ -1,4 +1,4 @@
-// Decodes 4-bit codes to scaled weights, in registers: what both dequantize kernels share.
+// Decodes 4-bit codes to scaled weights in registers. Both dequantize kernels use it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,8 +14,8 @@ namespace {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// The codebook, one entry per lane and twice over: a look-up is one shuffle, and a width
-// of 16 makes it ignore the upper bits of the index.
+// The codebook, one entry per lane and present twice: a look-up is one shuffle, and a width of 16
+// makes the shuffle ignore the upper bits of the index.
 struct ShuffledCodebook {
   float entry;
 
@@ -26,7 +26,7 @@ struct ShuffledCodebook {
   }
 };
 
-// N weights from the low N/2 bytes of `word`, high nibble first.
+// Decodes N weights from the low N/2 bytes of `word`, high nibble first.
 template <int N>
 __device__ __forceinline__ void decode(uint32_t word, float scale, const ShuffledCodebook &codebook,
                                        float (&out)[N]) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void decode(uint32_t word, float scale, const Shuffle
   }
 }
 
-// Element by element: what does not fill a vector, at the ends of the tensor.
+// Decodes element by element, at the ends of the tensor where elements do not fill a vector.
 template <class T, class Scales>
 __device__ void dequant_elements(const DequantArgs &args, const ScaleTable<Scales> &table,
                                  int64_t first, int64_t last) {

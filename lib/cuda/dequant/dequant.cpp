@@ -1,4 +1,4 @@
-// Host side of dequantize: validate locations, choose a kernel, launch.
+// The host side of dequantize: validates locations, chooses a kernel, launches it.
 #include "cuda/backend.hpp"
 #include "cuda/dequant/choose.hpp"
 #include "cuda/dequant/kernels.hpp"

@@ -1,5 +1,6 @@
-// Dequantize of integer weights whose groups are multiples of 64 columns, in order: out on a
-// 16-byte boundary, and what the layout's loads need (int4_dequant.cpp: is_aligned).
+// Dequantize of integer weights whose groups are multiples of 64 columns, in order. `out` is on a
+// 16-byte boundary, and the weight is aligned as the layout's loads need (can_align in
+// int4_choose.hpp).
 //
 // Cost, 16-bit output, groups of 128: 0.516 bytes read and 2 written per weight, and about 5
 // instructions (shift, mask, subtract, multiply, half a conversion), so memory bounds it.

@@ -1,6 +1,6 @@
-// Dequantize of integer weights of any shape, order of columns and alignment, element by element:
-// a lane has one column and 8 rows, a CTA 32 columns and 64 rows, so that words of 8 rows are
-// loaded once, and others share sectors in L1. Its stores bound it.
+// Dequantize of integer weights of any shape, order of columns and alignment, element by element. A
+// lane has one column and 8 rows, and a CTA 32 columns and 64 rows, so that words of 8 rows are
+// loaded once, and other words share sectors in L1. Its stores are the bound.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +12,7 @@
 namespace nf4::cuda {
 namespace {
 
-// Of row n, stored column k, which is in group g.
+// Returns the value of row n, stored column k, which is in group g.
 __device__ __forceinline__ float int4_value_at(const Int4View &weight, int64_t n, int64_t k,
                                                int64_t g) {
   uint32_t zero = kInt4SymmetricZero;

@@ -1,4 +1,4 @@
-// Chooses the dequantize kernel of integer weights that runs. No CUDA types.
+// Chooses the dequantize kernel of integer weights. No CUDA types.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace nf4::cuda {
 
-// An aligned kernel loads several elements of each part at once.
+// Tells whether the parts are aligned for an aligned kernel, which loads several elements at once.
 inline bool has_aligned_parts(const Int4Weight &weight) {
   switch (weight.layout) {
     case NF4_INT4_GPTQ:
@@ -22,8 +22,8 @@ inline bool has_aligned_parts(const Int4Weight &weight) {
   }
 }
 
-// Can the layout's aligned kernel dequantize the weight, to an output on 16 bytes? Else the one for
-// any weight does, which takes up to four times as long.
+// Tells whether the layout's aligned kernel can dequantize the weight to an output on a 16-byte
+// boundary. Otherwise the kernel for any weight runs, which takes up to four times as long.
 inline bool can_align(const Int4Weight &weight) {
   return weight.group_size % kInt4StripColumns == 0 && weight.g_idx == nullptr &&
          weight.permutation == nullptr && std::max(weight.rows, weight.cols) <= INT32_MAX &&
@@ -32,7 +32,7 @@ inline bool can_align(const Int4Weight &weight) {
 
 bool is_aligned(const Int4DequantProblem &problem);
 
-// For tests: the kernel for any weight in every later launch. Not thread safe.
+// For tests: makes every later launch use the kernel for any weight. Not thread safe.
 void force_int4_dequant_any(bool any);
 
 }  // namespace nf4::cuda

@@ -1,4 +1,5 @@
-// Host side of dequantize of integer weights: validate locations, choose a kernel, launch.
+// The host side of dequantize of integer weights: validates locations, chooses a kernel, launches
+// it.
 #include <algorithm>
 
 #include "cuda/backend.hpp"
@@ -31,7 +32,7 @@ Int4DequantArgs args_of(const Int4DequantProblem &problem) {
   return args;
 }
 
-// Of an aligned kernel; returns how many CTAs it takes.
+// Sets the tiles of an aligned kernel; returns the number of its CTAs.
 int64_t set_tiles(const Int4Weight &weight, Int4DequantArgs &args) {
   const Int4Tiling &tiling = tiling_of(weight.layout);
   args.group_divisor = WideDivisor::of(weight.group_size / kInt4StripColumns);
@@ -44,7 +45,7 @@ int64_t set_tiles(const Int4Weight &weight, Int4DequantArgs &args) {
   const int64_t column_tiles = ceil_divide(weight.cols, tiling.columns);
   args.column_tiles = static_cast<uint32_t>(column_tiles);
   args.tile_divisor = WideDivisor::of(column_tiles);
-  // Whole tiles ahead, so that what is prefetched lies beside what is loaded.
+  // The distance is whole tiles, so that prefetched data lies beside loaded data.
   args.prefetch = ceil_divide(kPrefetchBytes, weight.cols * tiling.rows / 2) * tiling.rows;
   return column_tiles * ceil_divide(weight.rows, tiling.rows);
 }

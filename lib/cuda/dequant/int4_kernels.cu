@@ -1,4 +1,4 @@
-// Instantiates the kernels of one GPU family; compiled once for each.
+// Instantiates the kernels of one GPU family; compiled once for each family.
 #include "cuda/dequant/int4_aligned.cuh"
 #include "cuda/dequant/int4_any.cuh"
 #include "cuda/dequant/int4_kernels.hpp"

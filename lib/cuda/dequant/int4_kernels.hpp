@@ -3,7 +3,7 @@
 
 namespace nf4::cuda {
 
-// Of one GPU family (runtime/families.hpp). args: Int4DequantArgs
+// The kernels of one GPU family (runtime/families.hpp). args: Int4DequantArgs
 struct Int4DequantKernels {
   const void *aligned[3][3];  // [dtype - 1][layout - 1]
   const void *any[3];         // [dtype - 1]

@@ -1,5 +1,5 @@
-// The tile of a CTA in each layout of integer weights: which words a lane loads, and what scale and
-// zero its codes have. A lane has a run of 8 columns of each of kRows rows; the runs of kLanes
+// The tile of a CTA in each layout of integer weights: the words that a lane loads, and the scale
+// and zero of its codes. A lane has a run of 8 columns of each of kRows rows. The runs of kLanes
 // lanes are a contiguous piece of out, which they store together.
 #pragma once
 
@@ -16,13 +16,13 @@ namespace {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
 
-// 2^23 + a small integer, as a float: the bits of both, one over the other. Differences of such
+// 2^23 plus a small integer, as a float: its bits are those of both, ORed. Differences of such
 // numbers are exact.
 __device__ __forceinline__ float shifted_integer(uint32_t integer) {
   return __uint_as_float(0x4b000000u | integer);
 }
 
-// The scale of a run, and 2^23 + its zero.
+// The scale of a run, and 2^23 plus its zero.
 struct ScaleAndZero {
   float scale, zero;
 
@@ -31,7 +31,7 @@ struct ScaleAndZero {
   }
 };
 
-// Words that run along the columns, one a row.
+// Words that run along the columns, one per row.
 template <int Rows>
 struct RowWords {
   uint32_t words[Rows];
@@ -39,7 +39,8 @@ struct RowWords {
   __device__ __forceinline__ uint32_t code(int row, int i) const {
     return words[row] >> (4 * i) & 15u;
   }
-  // Of the same columns in vectors of 4: the first or second half of what `Lanes` lanes have.
+  // Splits the same columns into vectors of 4: returns the first or second half of the columns that
+  // `Lanes` lanes have.
   template <int Lanes>
   __device__ __forceinline__ RowWords half(int which) const {
     const int lane = threadIdx.x % Lanes;
@@ -53,7 +54,7 @@ struct RowWords {
   }
 };
 
-// The CTA's tile among those of a weight whose tiles are in the order of columns, then rows.
+// The place of the CTA's tile in a weight whose tiles are ordered by columns, then rows.
 struct TilePlace {
   uint32_t column_tile, row_tile;
 
@@ -63,8 +64,8 @@ struct TilePlace {
   }
 };
 
-// A lane has two rows: 8 bytes, for words of one run lie side by side. A warp has 16 rows and 32
-// columns, a CTA 4 x 4 warps.
+// A lane has two rows: 8 bytes, since the words of one run lie side by side. A warp has 16 rows and
+// 32 columns, a CTA 4 x 4 warps.
 template <class Arch>
 class GptqTile {
  public:
@@ -104,7 +105,7 @@ class GptqTile {
     return {scale_to_float(weight.fp16_scales, row == 0 ? scales_ & 0xffffu : scales_ >> 16),
             shifted_integer(zeros_ >> (4 * row) & 15u)};
   }
-  // Where the lanes' runs of a row begin in out.
+  // The place in out where the lanes' runs of a row begin.
   __device__ __forceinline__ int64_t out(const Int4View &weight, int row) const {
     return out_ + row * weight.cols;
   }
@@ -116,7 +117,7 @@ class GptqTile {
   bool whole_;
 };
 
-// Words that run along 8 rows, one a column; of the rows a lane has four.
+// Words that run along 8 rows, one per column; a lane has four of the rows.
 struct ColumnWords {
   uint32_t words[8];
 
@@ -125,8 +126,8 @@ struct ColumnWords {
   }
 };
 
-// 32 words of each of 64 columns are loaded as whole lines, 16 bytes a thread, and transposed in
-// shared memory, where word o of column k lies at place (o + 4 (k / 8)) % 32: no access has a bank
+// 32 words of each of 64 columns are loaded as whole lines, 16 bytes per thread, and transposed in
+// shared memory. Word o of column k lies at place (o + 4 (k / 8)) % 32, so no access has a bank
 // conflict. Then 8 lanes have the 8 runs of a row, and each word is read by two threads, for 4 rows
 // each.
 template <class Arch>
@@ -198,8 +199,8 @@ class AwqTile {
   bool whole_;
 };
 
-// Words and groups run on from row to row, so a "row" is a strip of 64 columns here. A lane
-// finishes the scale of one strip; shuffles hand it to the 8 lanes that have the strip.
+// Words and groups continue from row to row, so a "row" is a strip of 64 columns here. A lane
+// finishes the scale of one strip; shuffles pass it to the 8 lanes that have the strip.
 template <class Arch>
 class RowPackedTile {
  public:
@@ -233,9 +234,9 @@ class RowPackedTile {
   }
 
  private:
-  static constexpr int kStrips = kRows * 32 / kLanes;  // of a warp
+  static constexpr int kStrips = kRows * 32 / kLanes;  // per warp
 
-  // The lane's strip among the warp's.
+  // The index of the lane's strip among the warp's.
   static __device__ __forceinline__ uint32_t own(int row) {
     return row * (32 / kLanes) + threadIdx.x % 32 / kLanes;
   }

@@ -5,7 +5,7 @@
 
 namespace nf4::cuda {
 
-// Of one GPU family (runtime/families.hpp).
+// The kernels of one GPU family (runtime/families.hpp).
 struct DequantKernels {
   const void *of[3][2][kDequantConfigCount];  // [dtype - 1][nested][config]; args: DequantArgs
 

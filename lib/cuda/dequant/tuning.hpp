@@ -1,4 +1,4 @@
-// The measured limits between dequantize's configurations, one struct a GPU. Every GPU uses the
+// The measured limits between dequantize's configurations, one struct per GPU. Every GPU uses the
 // H200's until another is measured; docs/design/dequant.md has the figures.
 #pragma once
 
@@ -7,11 +7,11 @@
 namespace nf4::cuda {
 
 struct DequantTuning {
-  // Of 16-bit and of 32-bit outputs.
+  // Limits for 16-bit and for 32-bit outputs.
   struct Limits {
-    int64_t warp_tile_1024_above;  // elements: kWarpTile1024 is the faster in this range
+    int64_t warp_tile_1024_above;  // in elements: kWarpTile1024 is faster in this range
     int64_t warp_tile_1024_up_to;
-    int64_t keep_output_up_to;  // bytes: a reader gains more from L2 than normal stores cost
+    int64_t keep_output_up_to;  // in bytes: a reader gains more from L2 than normal stores cost
   };
   Limits bits16;
   Limits bits32;

@@ -1,7 +1,7 @@
-// Dequantize for any alignment. Vectors start at the 16-byte boundaries of out, wherever that is
-// in the weight, so a vector may start at an odd element and straddle two blocks: its codes are
-// shifted out of two words, and each weight selects one of two scales. It moves the bytes of
-// aligned.cuh with more instructions a weight, and takes about a fifth longer.
+// Dequantize for any alignment. Vectors start at the 16-byte boundaries of out, wherever they fall
+// in the weight, so a vector may start at an odd element and straddle two blocks. Its codes are
+// shifted out of two words, and each weight selects one of two scales. The kernel moves the same
+// bytes as aligned.cuh with more instructions per weight, and takes about a fifth longer.
 // docs/design/dequant.md has the experiments.
 #pragma once
 
@@ -17,16 +17,16 @@ namespace {
 
 constexpr DequantTiling kUnalignedTiling = dequant_tiling(kUnaligned);
 
-// Eight codes in a row from any nibble on, the first in the highest four bits, from the word
-// that it is in and the next.
+// Returns eight consecutive codes from any nibble on, the first in the highest four bits, from the
+// word that contains the nibble and the next one.
 __device__ __forceinline__ uint32_t codes_from(const uint32_t *words, int nibble) {
   const uint32_t high = __byte_perm(__ldg(words + nibble / 8), 0, 0x0123);
   const uint32_t low = __byte_perm(__ldg(words + nibble / 8 + 1), 0, 0x0123);
   return __funnelshift_l(low, high, nibble % 8 * 4);
 }
 
-// The elements of one CTA from `start` on. Nibbles count from the 4-byte boundary
-// before packed. `Full`: the tensor goes on before and after them, so nothing is checked.
+// Dequantizes the elements of one CTA from `start` on. Nibbles count from the 4-byte boundary
+// before packed. With `Full`, the tensor continues before and after them, so nothing is checked.
 template <class Arch, class T, class Scales, bool Full>
 __device__ __forceinline__ void dequant_unaligned_cta(const DequantArgs &args, int64_t start,
                                                       ScaleTable<Scales> &table) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void dequant_unaligned_cta(const DequantArgs &args, i
     whole[step] = Full || is_whole(start + in_cta);
     codes[step] = whole[step] ? codes_from(words, static_cast<int>(start_nibble & 7) + in_cta) : 0;
   }
-  // A tile is in at most 17 quantization blocks: one lane each.
+  // A tile is in at most 17 quantization blocks, one lane for each.
   const int mask = (1 << args.weight.blocksize_log2) - 1;
   const int start_in_block = static_cast<int>(start) & mask;
   const int tile_block = (start_in_block + tile) >> args.weight.blocksize_log2;

@@ -9,6 +9,7 @@
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
+#include "cuda/matmul_grouped/launch.hpp"
 #include "cuda/runtime/families.hpp"
 #include "cuda/runtime/shared_memory.hpp"
 
@@ -91,6 +92,10 @@ cudaError_t run_skinny_batch(const MatmulTarget &target, const MatmulArgs *args,
 cudaError_t load_family_kernels(const GpuFamily &family, const Device &device, const Weight &) {
   const cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
   return error == cudaSuccess ? allow_skinny(family, device) : error;
+}
+
+const void *experts_mma_kernel(const GroupedKernels &kernels, const GroupedProblem &problem) {
+  return kernels.mma[problem.dtype - NF4_DTYPE_FP16][reads_nested(problem.weight)];
 }
 
 }  // namespace nf4::cuda

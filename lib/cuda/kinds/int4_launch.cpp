@@ -7,6 +7,7 @@
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
+#include "cuda/matmul_grouped/launch.hpp"
 #include "cuda/runtime/families.hpp"
 #include "cuda/runtime/shared_memory.hpp"
 
@@ -58,6 +59,10 @@ cudaError_t run_skinny(const MatmulTarget &target, const Int4MatmulProblem &prob
 cudaError_t load_family_kernels(const GpuFamily &family, const Device &device, const Int4Weight &) {
   const cudaError_t error = load_kernels(kernels_of<Int4MatmulKernels>(family));
   return error == cudaSuccess ? allow_skinny(family, device) : error;
+}
+
+const void *experts_mma_kernel(const GroupedKernels &kernels, const Int4GroupedProblem &problem) {
+  return kernels.int4_mma[problem.dtype - NF4_DTYPE_FP16][problem.weight.layout - NF4_INT4_GPTQ];
 }
 
 }  // namespace nf4::cuda

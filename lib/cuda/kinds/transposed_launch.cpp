@@ -5,6 +5,7 @@
 #include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul_grad/kernels.hpp"
 #include "cuda/matmul_grad/skinny_launch.hpp"
+#include "cuda/matmul_grouped/launch.hpp"
 #include "cuda/runtime/families.hpp"
 
 namespace nf4::cuda {
@@ -35,6 +36,10 @@ cudaError_t load_family_kernels(const GpuFamily &family, const Device &device,
                                 const TransposedWeight &) {
   const cudaError_t error = load_kernels(kernels_of<GradKernels>(family));
   return error == cudaSuccess ? allow_grad_skinny(family, device) : error;
+}
+
+const void *experts_mma_kernel(const GroupedKernels &kernels, const GroupedGradProblem &problem) {
+  return kernels.grad_mma[problem.dtype - NF4_DTYPE_FP16][reads_nested(problem.weight)];
 }
 
 }  // namespace nf4::cuda

@@ -1,12 +1,13 @@
-// p = x A^T by the first CTAs of a skinny kernel's grid (lora CTAs), for the others (weight CTAs),
-// which add p B^T to their outputs. No launch of its own, so that the start of the kernel overlaps
-// with its predecessor's end, and p is made while the weight is multiplied.
+// p = x A^T. The first CTAs of a skinny kernel's grid (lora CTAs) compute it for the others (weight
+// CTAs), which add p B^T to their outputs. It needs no launch of its own, so the start of the
+// kernel overlaps with its predecessor's end, and p is computed while the weight is multiplied.
 //
 // Lora CTAs share the columns and, in chunks, the ranks. They write fp32 sums to the workspace, and
 // a flag for each weight CTA, which waits for its own flags and clears them. CTAs start in order,
-// so it waits for CTAs that have started.
+// so a weight CTA only waits for CTAs that have started.
 //
-// For x in 16 bits, and rows of x and A that load as vectors. Else lora_product makes p before.
+// This is for x in 16 bits, with rows of x and A that load as vectors. Otherwise lora_product
+// computes p first.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,7 +26,7 @@ namespace {
 
 using LoraFlag = ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>;
 
-// A part of the columns, 32 a step, times a chunk of ranks.
+// A part of the columns, 32 per step, times a chunk of ranks.
 struct LoraPart {
   int first_rank, begin, end;
   float *to;  // [m][stride]
@@ -39,7 +40,7 @@ struct LoraPart {
   }
 };
 
-// By mma.sync; `shared` holds the warps' sums.
+// Multiplies with mma.sync; `shared` holds the warps' sums.
 template <class T, class F, int kWarps>
 __device__ __forceinline__ void multiply_tile(const LoraCtaArgs &args, const LoraPart &part,
                                               float *shared) {
@@ -71,7 +72,7 @@ __device__ __forceinline__ void multiply_tile(const LoraCtaArgs &args, const Lor
   }
 }
 
-// All of lora CTA `cta`. `shared` has room for a tile's sums of each warp.
+// The whole work of lora CTA `cta`. `shared` has room for the sums of a tile of each warp.
 template <class Arch, class T, int kWarps>
 __device__ __forceinline__ void multiply_lora(const LoraCtaArgs &args, int cta, float *shared) {
   pdl_wait<Arch>();
@@ -91,8 +92,8 @@ __device__ __forceinline__ void multiply_lora(const LoraCtaArgs &args, int cta, 
     LoraFlag(args.flags[i * args.ctas + cta]).store(args.signature, ::cuda::memory_order_release);
 }
 
-// By one warp of weight CTA `cta`: `to` is [m][stride + kLoraPadding], the product times the scale,
-// as numbers of T.
+// Called by one warp of weight CTA `cta`. `to` is [m][stride + kLoraPadding]: the product times the
+// scale, as numbers of T.
 template <class T>
 __device__ __forceinline__ void receive_lora(const LoraCtaArgs &args, int cta, float *to) {
   const int lane = threadIdx.x % 32;
@@ -128,7 +129,7 @@ __device__ __forceinline__ void receive_lora(const LoraCtaArgs &args, int cta, f
   }
 }
 
-// The same where lora_product, the predecessor, has made the product.
+// The same if lora_product, the predecessor, has computed the product.
 template <class Arch, class T>
 __device__ __forceinline__ void load_lora(const LoraCtaArgs &args, float *to) {
   pdl_wait<Arch>();

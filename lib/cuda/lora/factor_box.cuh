@@ -1,4 +1,5 @@
-// A step of an adapter's factor in shared memory: how TMA brings it there, and fragments of it.
+// A step of an adapter's factor in shared memory: the TMA loads that bring it there, and its
+// fragments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +14,7 @@
 namespace nf4::cuda {
 namespace {
 
-// Offset of a 16-byte chunk in rows of 32, 64 or 128 bytes, in the swizzle of such boxes
+// The offset of a 16-byte chunk in rows of 32, 64 or 128 bytes, in the swizzle of such boxes
 // (tensor_map.hpp).
 template <int kRowBytes = 128>
 __device__ __forceinline__ int swizzled_chunk(int row, int chunk) {
@@ -21,8 +22,8 @@ __device__ __forceinline__ int swizzled_chunk(int row, int chunk) {
   return row * kRowBytes + (kRowBytes == 32 ? chunk : chunk ^ row / kRows % 8 & kMask) * 16;
 }
 
-// kRanks ranks of kLoraStep columns of `in`, from `rank` on, as rows of columns. `fragment`:
-// mma's B of the k-th 16 columns and the i-th 16 ranks, 8 a pair of registers.
+// kRanks ranks of kLoraStep columns of `in`, from `rank` on, stored as rows of columns. `fragment`
+// loads B of mma for the k-th 16 columns and the i-th 16 ranks, 8 ranks in a pair of registers.
 template <class T, class F, bool kGradient, int kRanks>
 struct LoraFactorBox {
   static __device__ __forceinline__ void load(uint8_t *to, const void *map, int column, int rank,
@@ -34,11 +35,11 @@ struct LoraFactorBox {
     const int lane = threadIdx.x % 32, rank = i * 16 + lane / 16 * 8 + lane % 8;
     ldmatrix_x4(b, box + swizzled_chunk(rank, k * 2 + lane / 8 % 2));
   }
-  // Which of 8 ranks is column n of a pair's product.
+  // Returns which of 8 ranks is column n of a pair's product.
   static __device__ __forceinline__ int rank_of(int n) { return n; }
 };
 
-// In fp32, rounded to x's dtype: two boxes of 32 columns.
+// The factor is fp32 and rounded to x's dtype: two boxes of 32 columns.
 template <class T, int kRanks>
 struct LoraFactorBox<T, float, false, kRanks> {
   static constexpr int kBoxBytes = kRanks * 128;
@@ -61,12 +62,12 @@ struct LoraFactorBox<T, float, false, kRanks> {
       b[j] = pack_pair(T{}, pair.x, pair.y);
     }
   }
-  // So that half of a warp reads different banks: neighbouring ranks have their 32 bytes in the
-  // same.
+  // Neighbouring ranks have their 32 bytes in the same banks; this order makes half of a warp read
+  // different banks.
   static __device__ __forceinline__ int rank_of(int n) { return n % 4 * 2 + n / 4; }
 };
 
-// In the gradient: rows of ranks, a box for each 128 bytes of them.
+// In the gradient the factor has rows of ranks, with a box for each 128 bytes of them.
 template <class F, int kRanks>
 struct LoraRankRows {
   static constexpr int kRowBytes = lora_rank_box_bytes(kRanks, sizeof(F));
@@ -79,7 +80,7 @@ struct LoraRankRows {
       tma_load_2d(to + i * kLoraStep * kRowBytes, map, (rank + i * kBoxRanks) * int{sizeof(F)},
                   column, barrier);
   }
-  // Of ranks that fill 16 bytes, and `rank` the first of them.
+  // The chunk of ranks that fill 16 bytes; `rank` is the first of them.
   static __device__ __forceinline__ const uint8_t *chunk(const uint8_t *box, int row, int rank) {
     return box + rank / kBoxRanks * kLoraStep * kRowBytes +
            swizzled_chunk<kRowBytes>(row, rank % kBoxRanks * int{sizeof(F)} / 16);

@@ -1,4 +1,4 @@
-// Host side of the gradients of an adapter's matrices.
+// The host side of the gradients of an adapter's matrices.
 #include <iterator>
 
 #include "cuda/backend.hpp"

@@ -1,9 +1,9 @@
-// The gradients of an adapter's matrices, dA = scale q^T x and dB^T = scale p^T dY, in one launch:
-// sums over the rows of x and dY, of which each is read once. Bound by memory.
+// The gradients of an adapter's matrices, dA = scale q^T x and dB^T = scale p^T dY, in one launch.
+// They are sums over the rows of x and dY, each of which is read once. Memory is the bound.
 //
-// lora_grad: by mma.sync. A CTA has 64 columns of x or dY and a chunk of ranks; its warps take 16
+// lora_grad uses mma.sync. A CTA has 64 columns of x or dY and a chunk of ranks; its warps take 16
 // rows in turn, each with a pipeline of its own. Their sums are added in a fixed order.
-// lora_grad_any: a thread has 8 ranks of a column and every 4th row; any dtype and GPU.
+// lora_grad_any serves any dtype and GPU: a thread has 8 ranks of a column and every 4th row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,7 +18,7 @@
 namespace nf4::cuda {
 namespace {
 
-// What a CTA has: 64 columns of a half and some ranks.
+// The tile of a CTA: 64 columns of one gradient and some ranks.
 struct LoraGradTile {
   const LoraGradHalf &half;
   bool of_b;
@@ -33,8 +33,8 @@ __device__ __forceinline__ LoraGradTile lora_grad_tile(const LoraGradArgs &args,
           static_cast<int>(blockIdx.x % args.rank_chunks) * ranks};
 }
 
-// 16 rows of both matrices in shared memory, in chunks of 16 bytes; a row's are permuted, so that
-// ldmatrix finds those of eight rows in all banks.
+// 16 rows of both matrices in shared memory, in chunks of 16 bytes. The chunks of a row are
+// permuted, so that ldmatrix finds those of eight rows in all banks.
 template <int kRanks>
 struct LoraGradStage {
   static constexpr LoraGradSmem kSmem = lora_grad_smem(kRanks);
@@ -49,7 +49,7 @@ struct LoraGradStage {
   }
 };
 
-// Eight elements of 16 bits, of which `count` are in the matrix; the others become 0.
+// Copies eight 16-bit elements. `count` of them are in the matrix; the others become 0.
 __device__ __forceinline__ void copy_chunk(uint4 *to, const uint16_t *from, int64_t count,
                                            bool vectors) {
   if (vectors) return cp_async_16(to, from, count > 0 ? 16 : 0);
@@ -63,7 +63,7 @@ __device__ __forceinline__ void copy_chunk(uint4 *to, const uint16_t *from, int6
   *to = {words[0], words[1], words[2], words[3]};
 }
 
-// A warp's copies of its rows: every 8th 16, from 16 * warp on.
+// The copies of a warp's rows: every 8th group of 16 rows, from 16 * warp on.
 template <bool kVectors, int kRanks>
 class LoraGradPipeline {
  public:
@@ -77,8 +77,8 @@ class LoraGradPipeline {
         tile_(tile),
         stages_(static_cast<Stage *>(shared) + threadIdx.x / 32 * kSmem.stages),
         row_(threadIdx.x / 32 * 16) {}
-  // Issues the copies of the next rows, into the stage that was read first. All lanes call it,
-  // after they have read it.
+  // Issues the copies of the next rows into the stage that was read first. All lanes call it, after
+  // they have read that stage.
   __device__ __forceinline__ void load_next() {
     if (row_ < args_.m) load(stages_[load_stage_]);
     cp_async_commit();
@@ -125,7 +125,7 @@ class LoraGradPipeline {
   int load_stage_ = 0, read_stage_ = 0;
 };
 
-// A warp's sums of a tile. mma's A is left^T, its B right: both are stored by rows of the sum.
+// A warp's sums of a tile. A of mma is left^T, and B is right: both are stored by rows of the sum.
 template <int kRanks>
 struct LoraGradSums {
   static constexpr int kRankTiles = kRanks / 16, kColumnTiles = kLoraGradColumns / 8;
@@ -152,7 +152,7 @@ struct LoraGradSums {
     }
   }
 
-  // In the order of the output.
+  // Stores the sums in the order of the output.
   template <bool kOfB>
   __device__ __forceinline__ void store(float *to) const {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -174,7 +174,7 @@ struct alignas(sizeof(O) * 4) LoraGradQuad {
   O elements[4];
 };
 
-// Four neighbours in a row of the output, of which `count` are in it.
+// Stores four neighbours in a row of the output; `count` of them are in it.
 template <class O>
 __device__ __forceinline__ void store_quad(O *to, float4 values, int64_t count, bool vectors) {
   const LoraGradQuad<O> quad{from_float<O>(values.x), from_float<O>(values.y),
@@ -185,7 +185,7 @@ __device__ __forceinline__ void store_quad(O *to, float4 values, int64_t count, 
     if (!vectors && i < count) to[i] = quad.elements[i];
 }
 
-// Adds up the sums of the CTA's first warps, which lie in shared memory, and stores them.
+// Adds up the sums of the CTA's first warps, which are in shared memory, and stores them.
 template <class O, bool kOfB, int kRanks>
 __device__ __forceinline__ void store_sums(const LoraGradArgs &args, const LoraGradTile &tile,
                                            const uint8_t *shared, int warps) {
@@ -221,8 +221,9 @@ __device__ __forceinline__ void finish_tile(const LoraGradArgs &args, const Lora
                                             const LoraGradSums<kRanks> &sums, uint8_t *shared) {
   const int warp = threadIdx.x / 32;
   const int64_t steps = (args.m + 15) / 16;
-  const int warps = static_cast<int>(min(steps, int64_t{kLoraGradThreads / 32}));  // with rows
-  __syncthreads();  // all stages were read
+  // The warps that have rows.
+  const int warps = static_cast<int>(min(steps, int64_t{kLoraGradThreads / 32}));
+  __syncthreads();  // every warp has read all stages
   if (warp < warps)
     sums.template store<kOfB>(
         reinterpret_cast<float *>(shared + warp * LoraGradStage<kRanks>::kSmem.sums_bytes));
@@ -233,7 +234,7 @@ __device__ __forceinline__ void finish_tile(const LoraGradArgs &args, const Lora
     store_sums<T, kOfB, kRanks>(args, tile, shared, warps);
 }
 
-// kVectors: rows of x and dY are on 16 bytes, and columns are multiples of 8.
+// With kVectors, rows of x and dY are on 16-byte boundaries, and columns are multiples of 8.
 template <class Arch, class T, bool kVectors, int kRanks>
 __global__ void __launch_bounds__(kLoraGradThreads, kRanks > 16 ? 1 : 3)
     lora_grad(const __grid_constant__ LoraGradArgs args) {

@@ -3,7 +3,7 @@
 
 namespace nf4::cuda {
 
-// Of one GPU family (runtime/families.hpp); args: LoraGradArgs.
+// The kernels of one GPU family (runtime/families.hpp). args: LoraGradArgs.
 struct LoraGradKernels {
   // [dtype - NF4_DTYPE_FP16][16-byte vectors of x and dY][index of kLoraGradRanks]. NULL without
   // tensor cores.

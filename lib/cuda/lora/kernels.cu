@@ -1,4 +1,4 @@
-// Instantiates the kernels of one GPU family; compiled once for each.
+// Instantiates the kernels of one GPU family; compiled once for each family.
 #include "cuda/lora/kernels.hpp"
 #include "cuda/lora/product.cuh"
 

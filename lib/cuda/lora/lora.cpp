@@ -1,4 +1,4 @@
-// Host side: x A^T.
+// The host side of x A^T.
 #include "cuda/lora/lora.hpp"
 
 #include <algorithm>
@@ -19,14 +19,14 @@ void *copy_in(const LoraProblem &problem, void *workspace) {
          problem.m * lora_stride(problem.lora) * element_bytes(problem.dtype);
 }
 
-// The transposed kernels want the rows of `out` in an order of their own (copy_out).
+// The transposed kernels need the rows of `out` in an order of their own (copy_out).
 bool can_use_tma(const LoraProblem &problem) {
   const Lora &lora = problem.lora;
   return !problem.gradient && lora.dtype == problem.dtype && lora.rank % 8 == 0 &&
          has_vectors(lora.b, lora.b_stride, lora.dtype);
 }
 
-// Rows of x and of A load as vectors of eight.
+// Tells whether rows of x and of A load as vectors of eight.
 bool has_a_vectors(const LoraProblem &problem) {
   const Lora &lora = problem.lora;
   return has_x_vectors(problem) && problem.cols % 8 == 0 &&
@@ -55,7 +55,7 @@ LoraProductArgs product_args(const LoraProblem &problem, void *workspace, bool t
   args.permuted = problem.gradient;
   if (tma && !can_use_tma(problem)) {
     args.out_copy = copy_in(problem, workspace);
-    // About a vector a thread, up to 128 CTAs: a thread's vectors wait for one another.
+    // About one vector per thread, up to 128 CTAs: the vectors of a thread wait for one another.
     const int64_t vectors = lora_copy_rows(args.out_rows) * args.stride / 8;
     args.copy_ctas = static_cast<int>(std::clamp<int64_t>(vectors / kLoraProductThreads, 1, 128));
   }
@@ -64,7 +64,7 @@ LoraProductArgs product_args(const LoraProblem &problem, void *workspace, bool t
 
 cudaError_t launch_ctas(const LaunchTarget &target, const void *kernel, LoraProductArgs &args,
                         int64_t product_ctas) {
-  // Whole clusters.
+  // The CTAs that copy are whole clusters, too.
   const int cluster = 1 << args.cluster_log2;
   args.copy_ctas = static_cast<int>(ceil_divide(args.copy_ctas, cluster) * cluster);
   args.product_ctas = static_cast<int>(product_ctas);
@@ -147,8 +147,8 @@ cudaError_t launch_lora_product(const LaunchTarget &target, const LoraProblem &p
   args.rank_chunks =
       static_cast<int>(ceil_divide(args.stride, many_ranks ? kManyRanks : kFewRanks));
   const int64_t tiles = ceil_divide(args.m, many_rows ? 32 : 16) * args.rank_chunks;
-  // As long as each of their warps has columns, as many CTAs as are resident at a time: two a
-  // multiprocessor, fewer of larger clusters.
+  // The number of CTAs that are resident at a time, as long as each of their warps has columns: two
+  // per multiprocessor, and fewer with larger clusters.
   const int64_t steps = ceil_divide(args.cols, 32 * kLoraProductThreads / 32);
   if (target.family->tensor_maps)
     while (args.cluster_log2 < kMaxLoraClusterLog2 && 2 << args.cluster_log2 <= steps &&

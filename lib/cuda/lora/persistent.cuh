@@ -1,5 +1,5 @@
-// p = x A^T on a few multiprocessors, while the base product has the others. CTAs are persistent;
-// each of their warps has a pipeline of TMA copies that goes on from one tile of x to the next. A
+// p = x A^T on a few multiprocessors while the base product uses the others. CTAs are persistent;
+// each of their warps has a pipeline of TMA copies that continues from one tile of x to the next. A
 // warp has every 8th step of 64 columns, and all ranks, up to 16.
 #pragma once
 
@@ -14,7 +14,7 @@
 namespace nf4::cuda {
 namespace {
 
-// The steps of a warp, one tile after the other.
+// The steps of a warp, one tile after another.
 class LoraSteps {
  public:
   __device__ __forceinline__ explicit LoraSteps(const LoraTmaArgs &args)
@@ -41,7 +41,7 @@ class LoraSteps {
   int column_ = first_column();
 };
 
-// A warp's copies.
+// The copies of a warp.
 template <class Box, int kTileM, bool kInIsFp32>
 class LoraPipeline {
  public:
@@ -53,7 +53,8 @@ class LoraPipeline {
     stages_ = shared + warp * kSmem.stages * kSmem.stage_bytes;
     barriers_ = reinterpret_cast<uint64_t *>(shared + kSmem.barriers) + warp * kSmem.stages;
   }
-  // All of the CTA's, by all of its threads. Synccheck counts mbarrier.init instructions.
+  // Initialises those of the whole CTA; all of its threads call it. Synccheck counts mbarrier.init
+  // instructions.
   static __device__ __forceinline__ void init(uint8_t *shared) {
     if (threadIdx.x == 0) {
       auto *const barriers = reinterpret_cast<uint64_t *>(shared + kSmem.barriers);
@@ -64,7 +65,7 @@ class LoraPipeline {
     __syncthreads();
   }
   // Issues the copies of the next step, if there is one, into the stage that was read first. All
-  // lanes call it, after they have read it.
+  // lanes call it, after they have read that stage.
   __device__ __forceinline__ void load_next() {
     if (!steps_.is_valid()) return;
     if (threadIdx.x % 32 == 0) {
@@ -112,7 +113,7 @@ __device__ __forceinline__ void multiply_step(const uint8_t *stage, int x_bytes,
   }
 }
 
-// For x and `in` as tensor maps take them.
+// x and `in` must be in a form that tensor maps take.
 template <class Arch, class T, class F, bool kGradient, int kTileM>
 __global__ void __launch_bounds__(kLoraProductThreads, 1)
     lora_product_persistent(const __grid_constant__ LoraTmaArgs args) {
@@ -132,7 +133,8 @@ __global__ void __launch_bounds__(kLoraProductThreads, 1)
   Pipeline::init(shared);
   Pipeline pipeline(args, shared);
   pdl_wait<Arch>();
-  // Not before: the dependent waits for this kernel only where it reads what this one writes.
+  // This must not come earlier: the dependent waits for this kernel only before it reads this
+  // kernel's output.
   pdl_launch_dependents<Arch>();
   for (int i = 0; i < Pipeline::kSmem.stages; ++i) pipeline.load_next();
 
@@ -153,7 +155,7 @@ __global__ void __launch_bounds__(kLoraProductThreads, 1)
       store_product<T>(product, int64_t{tile_index} * kTileM + Tile::row(output),
                        Tile::template rank<Box>(output), sum);
     }
-    __syncthreads();  // the sums were read
+    __syncthreads();  // the sums have been read
   }
 }
 

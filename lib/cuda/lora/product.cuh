@@ -1,11 +1,12 @@
 // The product of x with an adapter's A: p = x A^T, [m][rank], and a copy times the scale, which the
 // kernels of the base product multiply by B. Each output is summed in fp32 in a fixed order.
 //
-// lora_product: by mma.sync straight from global memory. A warp has 16 or 32 rows of x and every
-// 8th 32 columns of its CTA, which adds up its warps' sums in shared memory; the CTAs of a cluster
-// share the columns. lora_product_any: a warp for each output; any stride, dtype and GPU.
+// lora_product multiplies with mma.sync straight from global memory. A warp has 16 or 32 rows of x
+// and every 8th group of 32 columns of its CTA, which adds up its warps' sums in shared memory; the
+// CTAs of a cluster share the columns. lora_product_any serves any stride, dtype and GPU, with a
+// warp for each output.
 //
-// Bound by latency at few rows, then by reading x once. docs/design/lora.md has the experiments.
+// With few rows latency is the bound, then reading x once. docs/design/lora.md has the experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,14 +23,14 @@
 namespace nf4::cuda {
 namespace {
 
-// The row of the output that row `row` of a wgmma's A is, in transposed kernels: TransposedLayout
-// gives a lane four neighbours, two in each warp of a pair.
+// The row of the output for row `row` of wgmma's A in transposed kernels: TransposedLayout gives a
+// lane four neighbours, two in each warp of a pair.
 __device__ __forceinline__ int64_t transposed_row(int64_t row) {
   const int in_pair = static_cast<int>(row % 32), in_warp = in_pair % 16;
   return row - in_pair + in_warp % 8 * 4 + in_pair / 16 * 2 + in_warp / 8;
 }
 
-// The CTAs that copy `out`, whose elements are F's: eight ranks of a row a thread.
+// The CTAs that copy `out`, whose elements are of type F: eight ranks of a row per thread.
 template <class T, class F>
 __device__ __forceinline__ void copy_out(const LoraProductArgs &args, int cta) {
   const int row_vectors = args.stride / 8;
@@ -60,13 +61,13 @@ __device__ __forceinline__ void store_product(const LoraProductArgs &args, int64
 }
 
 constexpr int kLoraWarps = kLoraProductThreads / 32;
-// Warps whose sums lie in shared memory at a time.
+// The warps whose sums are in shared memory at a time.
 template <class Tile>
 constexpr int kStoredWarps =
     kLoraWarps * Tile::kOutputs * 4 <= 32 << 10 ? kLoraWarps : (8 << 10) / Tile::kOutputs;
 
-// All threads of the CTA call it. Leaves the sums of the first kStoredWarps warps in
-// partials[warp][index][lane]; those of later warps are added to theirs first.
+// All threads of the CTA call it. It leaves the sums of the first kStoredWarps warps in
+// partials[warp][index][lane], after it has added those of later warps to them.
 template <class Tile>
 __device__ __forceinline__ void store_partials(Tile &tile, float *partials) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -92,7 +93,7 @@ __device__ __forceinline__ int rank_in_cluster(const LoraProductArgs &args) {
   return 0;
 }
 
-// The ranks that a lane loads first, into L2.
+// Prefetches into L2 the ranks that a lane loads first.
 template <class F, int Ranks>
 __device__ __forceinline__ void prefetch_a(const LoraProductArgs &args, int first_rank, int step) {
   const int64_t column = int64_t{step} * 32 + threadIdx.x % 32 / 16 * 16;
@@ -104,7 +105,7 @@ __device__ __forceinline__ void prefetch_a(const LoraProductArgs &args, int firs
   }
 }
 
-// For rows of x, and of A, on 16 bytes and cols that are a multiple of 8.
+// Rows of x and of A are on 16-byte boundaries, and cols is a multiple of 8.
 template <class Arch, class T, class F, bool kGradient, int MTiles, int RankTiles>
 __global__ void __launch_bounds__(kLoraProductThreads, 2)
     lora_product(const __grid_constant__ LoraProductArgs args) {
@@ -126,13 +127,14 @@ __global__ void __launch_bounds__(kLoraProductThreads, 2)
   const int steps = static_cast<int>((args.cols + 31) / 32);
   const int begin = steps * in_cluster >> args.cluster_log2;
   const int end = steps * (in_cluster + 1) >> args.cluster_log2;
-  // Allowed while the predecessor still writes.
+  // This is allowed while the predecessor still writes.
   if constexpr (!kGradient) prefetch_a<F, Tile::kRanks>(args, first_rank, begin + warp);
-  // All of the cluster run before one writes to another's shared memory.
+  // All CTAs of the cluster must run before one writes to another's shared memory.
   if constexpr (Arch::kClusters)
     if (args.cluster_log2 > 0) cluster_sync_relaxed();
   pdl_wait<Arch>();
-  // Not before: the dependent waits for this kernel only where it reads what this one writes.
+  // This must not come earlier: the dependent waits for this kernel only before it reads this
+  // kernel's output.
   pdl_launch_dependents<Arch>();
 
   Tile tile;

@@ -1,4 +1,4 @@
-// What epilogues add for an adapter, in fp32.
+// The term that epilogues add for an adapter, in fp32.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 namespace nf4::cuda {
 namespace {
 
-// Element (rank r, i).
+// Loads the element of rank r and index i.
 template <class T>
 __device__ __forceinline__ float lora_element(const LoraFactor &factor, int r, int64_t i) {
   const int64_t at = r * factor.rank_stride + i * factor.stride;
@@ -18,7 +18,7 @@ __device__ __forceinline__ float lora_element(const LoraFactor &factor, int r, i
                         : to_float(static_cast<const T *>(factor.data)[at]);
 }
 
-// Eight numbers, aligned.
+// Loads eight aligned numbers.
 template <class T>
 __device__ __forceinline__ void load_eight(const T *from, float (&to)[8]) {
   constexpr int kPer = kPerVector<T>;
@@ -31,15 +31,15 @@ __device__ __forceinline__ void load_eight(const T *from, float (&to)[8]) {
   }
 }
 
-// A row of B into L2, as far as a sector has it.
+// Prefetches a row of B into L2, as far as one sector holds it.
 template <class T>
 __device__ __forceinline__ void prefetch_lora_b(const LoraTerm &lora, int64_t row) {
   const int64_t bytes = row * lora.b.stride * (lora.b.is_fp32 ? 4 : int{sizeof(T)});
   prefetch_l2_sector(static_cast<const uint8_t *>(lora.b.data) + bytes);
 }
 
-// Of a row of x, whose product this is (numbers of P), and a row of the weight; 0 without an
-// adapter.
+// The term for a row of x, whose product this is (numbers of P), and a row of the weight; 0 without
+// an adapter.
 template <class T, class P>
 __device__ __forceinline__ float lora_term(const LoraTerm &lora, const P *product, int64_t row) {
   float sum = 0;

@@ -1,4 +1,4 @@
-// A tile of the product of x with an adapter's A (in the gradient B), by mma.sync straight from
+// A tile of the product of x with an adapter's A (in the gradient B), with mma.sync straight from
 // global memory.
 #pragma once
 
@@ -12,8 +12,8 @@
 namespace nf4::cuda {
 namespace {
 
-// Eight columns of a row as two k16 steps of a fragment: any order of the columns will do if x and
-// A have the same.
+// Eight columns of a row as two k16 steps of a fragment. Any order of the columns works if x and A
+// have the same.
 template <class T, class F>
 __device__ __forceinline__ uint4 load_fragment(const F *from, bool in_bounds) {
   if (!in_bounds) return {};
@@ -24,7 +24,7 @@ __device__ __forceinline__ uint4 load_fragment(const F *from, bool in_bounds) {
           pack_pair(T{}, high.x, high.y), pack_pair(T{}, high.z, high.w)};
 }
 
-// The same of eight elements at a stride.
+// The same for eight elements at a stride.
 template <class T, class F>
 __device__ __forceinline__ uint4 load_strided_fragment(const F *from, int64_t stride,
                                                        bool in_bounds) {
@@ -43,19 +43,19 @@ struct RanksInOrder {
 template <int MTiles, int RankTiles>
 struct LoraTile {
   static constexpr int kM = MTiles * 16, kRanks = RankTiles * 8;
-  static constexpr int kSums = MTiles * RankTiles * 4;  // of a lane
+  static constexpr int kSums = MTiles * RankTiles * 4;  // per lane
   static constexpr int kOutputs = kSums * 32;
   static constexpr int kDepth = RankTiles > 4 ? 1 : 2;  // steps of 32 columns in flight
 
   float sums[MTiles][RankTiles][4] = {};
 
-  // What a lane has of a step: eight columns of two rows of x for each of MTiles, and of a rank for
-  // each of RankTiles.
+  // The elements of a step that a lane has: eight columns of two rows of x for each of MTiles, and
+  // of a rank for each of RankTiles.
   struct Fragments {
     uint4 x[MTiles][2], a[RankTiles];
   };
 
-  // kGradient: a rank's elements are not neighbours.
+  // With kGradient, the elements of a rank are not neighbours.
   template <class T, class F, bool kGradient, class Args>
   static __device__ __forceinline__ void load(const Args &args, int64_t first_m, int first_rank,
                                               int step, int end, Fragments &to) {
@@ -95,7 +95,7 @@ struct LoraTile {
       }
   }
 
-  // This lane's `index`-th sum.
+  // The sum with number `index` of this lane.
   __device__ __forceinline__ float &sum(int index) {
     return sums[index / (RankTiles * 4)][index / 4 % RankTiles][index % 4];
   }
@@ -103,7 +103,7 @@ struct LoraTile {
     const int index = output / 32, lane = output % 32;
     return index / (RankTiles * 4) * 16 + lane / 4 + index % 4 / 2 * 8;
   }
-  // `Order::rank_of` says which of 8 ranks is a column of mma's B.
+  // `Order::rank_of` says which of 8 ranks is a column of B of mma.
   template <class Order>
   static __device__ __forceinline__ int rank(int output) {
     const int index = output / 32, lane = output % 32;

@@ -11,16 +11,17 @@
 namespace nf4::cuda {
 namespace {
 
-// The CTAs of a cluster are in one group of multiprocessors (GPC): the others then hold as many of
-// the wgmma kernel's clusters as can be.
+// The CTAs of a cluster are in one group of multiprocessors (GPC). Clusters of this size leave room
+// for as many of the wgmma kernel's clusters as possible.
 constexpr int kCluster = 4;
-// A cluster for so many rows of x, rounded up: then p is there when the wgmma kernel's first tiles
+// The rows of x per cluster, rounded up: then p is complete when the wgmma kernel's first tiles
 // end. Measured with 4096 and 14336 columns on H200s.
 constexpr int64_t kRowsOfCluster = 1024;
 constexpr int64_t kMaxRows = 8192;
-// Of an H200's multiprocessor, and of a launch: what the choice of the wgmma kernel's plan needs.
+// The rate of an H200's multiprocessor and the cost of a launch, which the choice of the wgmma
+// kernel's plan needs.
 constexpr double kBytesPerCycle = 50, kStartCycles = 2000;
-// Up to so many rows it is mostly a skinny kernel that multiplies x, and p is small.
+// With at most this many rows, usually a skinny kernel multiplies x, and p is small.
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kRowsOfNarrowTiles = 256;
 
@@ -35,11 +36,11 @@ const LoraTmaKernels *kernels_on(const Device &device) {
 
 int in_bytes(const LoraProblem &problem) { return problem.in.is_fp32 ? 4 : 2; }
 
-// A matrix that is multiplied by x, as it is stored.
+// The matrix by which x is multiplied, as it is stored.
 struct InMatrix {
   int64_t rows;
   int64_t row_bytes;
-  int64_t pitch;  // bytes; one row may have any stride
+  int64_t pitch;  // in bytes; a single row may have any stride
 };
 InMatrix in_matrix(const LoraProblem &problem) {
   const LoraFactor &in = problem.in;
@@ -49,7 +50,7 @@ InMatrix in_matrix(const LoraProblem &problem) {
 }
 
 bool can_map(const LoraProblem &problem) {
-  constexpr int64_t kMaxPitch = int64_t{1} << 40;  // bytes
+  constexpr int64_t kMaxPitch = int64_t{1} << 40;  // in bytes
   const InMatrix in = in_matrix(problem);
   return is_multiple(problem.in.data, 16) && in.row_bytes % 16 == 0 && in.pitch % 16 == 0 &&
          in.pitch < kMaxPitch && problem.cols % 8 == 0 && has_x_vectors(problem) &&
@@ -89,7 +90,8 @@ cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem
   LoraTmaArgs args{};
   args.product = product;
   args.product.product_ctas = ctas;
-  // Each has a multiprocessor to itself, as its shared memory is a product's.
+  // Each CTA that copies has a multiprocessor to itself, as it has the shared memory of a product's
+  // CTA.
   const int64_t copy_ctas =
       std::min(args.product.copy_ctas, target.device.multiprocessors - ctas - kCluster);
   args.product.copy_ctas = static_cast<int>(ceil_divide(copy_ctas, kCluster) * kCluster);
@@ -105,8 +107,8 @@ cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem
 }
 
 namespace {
-// As many CTAs as multiprocessors, as long as each has a few steps: of clusters of 8, two a
-// multiprocessor are not all resident at a time.
+// One CTA per multiprocessor, as long as each has a few steps. With clusters of 8, two CTAs
+// per multiprocessor are not all resident at a time.
 int wide_cluster_log2(int64_t tiles, int64_t steps, const Device &device) {
   constexpr int kLeastSteps = 4;
   int log2 = 0;
@@ -118,7 +120,7 @@ int wide_cluster_log2(int64_t tiles, int64_t steps, const Device &device) {
 }  // namespace
 
 bool can_run_wide_lora(const LaunchTarget &target, const LoraProblem &problem) {
-  // Coordinates have 31 bits: columns those of their bytes.
+  // Coordinates have 31 bits; those of columns count bytes.
   constexpr int64_t kMaxRows = int64_t{1} << 30, kMaxCols = int64_t{1} << 28;
   const int compute_capability = target.device.compute_capability;
   return kernels_on(target.device) != nullptr &&

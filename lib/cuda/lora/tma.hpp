@@ -1,16 +1,16 @@
-// Launches of x A^T by TMA.
+// Launches of x A^T with TMA.
 #pragma once
 
 #include "cuda/lora/lora.hpp"
 
 namespace nf4::cuda {
 
-// For a plan of `ctas` persistent CTAs. `product`: its operands, and the CTAs that copy.
+// For a plan with `ctas` persistent CTAs. `product` has its operands, and the CTAs that copy.
 cudaError_t launch_persistent_lora(const LaunchTarget &target, const LoraProblem &problem,
                                    const LoraProductArgs &product, int ctas);
 
-// Of more than 16 ranks, on all multiprocessors: whether the kernels for that can run, and their
-// launch.
+// can_run_wide_lora tells whether the kernels for more than 16 ranks can run; launch_wide_lora
+// enqueues them on all multiprocessors.
 bool can_run_wide_lora(const LaunchTarget &target, const LoraProblem &problem);
 cudaError_t launch_wide_lora(const LaunchTarget &target, const LoraProblem &problem,
                              const LoraProductArgs &product);

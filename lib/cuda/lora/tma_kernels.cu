@@ -1,4 +1,4 @@
-// Instantiates the kernels by TMA of one GPU family; compiled once for each.
+// Instantiates the TMA kernels of one GPU family; compiled once for each family.
 #include "cuda/lora/persistent.cuh"
 #include "cuda/lora/tma_kernels.hpp"
 #include "cuda/lora/wide.cuh"

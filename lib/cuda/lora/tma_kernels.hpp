@@ -7,11 +7,11 @@
 
 namespace nf4::cuda {
 
-// Of a family that has wgmma kernels (runtime/families.hpp); args: LoraTmaArgs.
+// The kernels of a family that has wgmma kernels (runtime/families.hpp). args: LoraTmaArgs.
 struct LoraTmaKernels {
   // [dtype - NF4_DTYPE_FP16][A is fp32][gradient][index of kPersistentTileM]
   const void *persistent[2][2][2][std::size(kPersistentTileM)];
-  // The same, of kWideRanks.
+  // The same, with an index of kWideRanks.
   const void *wide[2][2][2][std::size(kWideRanks)];
 
   template <class Arch>

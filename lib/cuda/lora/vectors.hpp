@@ -1,11 +1,11 @@
-// Which operands of an adapter's product 16-byte vectors can load.
+// Tells which operands of an adapter's product 16-byte vectors can load.
 #pragma once
 
 #include "cuda/lora/lora.hpp"
 
 namespace nf4::cuda {
 
-// Whether rows of a matrix are on 16 bytes.
+// Tells whether the rows of a matrix are on 16-byte boundaries.
 inline bool has_vectors(const void *data, int64_t stride, nf4_dtype dtype) {
   return is_multiple(data, 16) && stride * element_bytes(dtype) % 16 == 0;
 }

@@ -1,9 +1,9 @@
-// p = x A^T for more than 16 ranks: tiles of 64 rows of x by 32 or 64 ranks, by TMA and mma.sync. A
-// warp copies, eight multiply. The CTAs of a cluster share the columns, and add up their sums in a
-// fixed order.
+// p = x A^T for more than 16 ranks: tiles of 64 rows of x by 32 or 64 ranks, with TMA and mma.sync.
+// A warp copies, and eight warps multiply. The CTAs of a cluster share the columns, and add up
+// their sums in a fixed order.
 //
-// Bound by shared memory: for 16 KB of a step its warps read 48 KB. docs/design/lora.md has the
-// experiments.
+// Shared memory is the bound: for the 16 KB of a step, the warps read 48 KB. docs/design/lora.md
+// has the experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,7 +27,7 @@ struct WideLora {
 // A CTA's part of the product.
 struct WideLoraWork {
   int first_m, first_rank;
-  int begin, end;  // steps
+  int begin, end;  // in steps
 
   __device__ __forceinline__ WideLoraWork(const LoraProductArgs &args, int in_cluster, int ranks) {
     const int tile = static_cast<int>(blockIdx.x) >> args.cluster_log2;
@@ -51,7 +51,7 @@ struct WideLoraState {
   }
 };
 
-// By one thread.
+// Issues the copies; one thread calls it.
 template <class Box, class Wide>
 __device__ __forceinline__ void load_steps(const LoraTmaArgs &args, const WideLoraWork &work,
                                            uint8_t *shared, uint64_t *full) {
@@ -69,7 +69,8 @@ __device__ __forceinline__ void load_steps(const LoraTmaArgs &args, const WideLo
   }
 }
 
-// By the warps that multiply: 16 rows of x and kRanks / kWideWarpsN ranks each.
+// Multiplies; called by the warps that multiply, each with 16 rows of x and kRanks / kWideWarpsN
+// ranks.
 template <class T, class Box, class Wide, class Tile>
 __device__ __forceinline__ void multiply_steps(const WideLoraWork &work, const uint8_t *shared,
                                                uint64_t *full, Tile &tile) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void multiply_steps(const WideLoraWork &work, const u
   for (int step = work.begin; step < work.end; ++step, state.advance()) {
     const uint8_t *const stage = shared + state.stage * kSmem.stage_bytes;
     mbarrier_wait_parity(full + state.stage, state.phase);
-    // All loads before the first product, which would wait for each of its own.
+    // All loads come before the first product; otherwise each product would wait for its own loads.
     uint32_t a[kSteps][4], b[kSteps][kPairs][4];
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
@@ -102,7 +103,7 @@ __device__ __forceinline__ void multiply_steps(const WideLoraWork &work, const u
   }
 }
 
-// For x and `in` as tensor maps take them.
+// x and `in` must be in a form that tensor maps take.
 template <class Arch, class T, class F, bool kGradient, int kRanks>
 __global__ void __launch_bounds__(kWideThreads, 2)
     lora_product_wide(const __grid_constant__ LoraTmaArgs args) {
@@ -118,7 +119,8 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     pdl_launch_dependents<Arch>();
     return copy_out<T, F>(product, copy_cta);
   }
-  auto *const full = reinterpret_cast<uint64_t *>(shared + kSmem.barriers);  // then those of empty
+  // The barriers of full stages, then those of empty ones.
+  auto *const full = reinterpret_cast<uint64_t *>(shared + kSmem.barriers);
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int i = 0; i < kSmem.stages; ++i) {
@@ -127,11 +129,12 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     }
     fence_mbarrier_init();
   }
-  // All of the cluster run before one writes to another's shared memory.
+  // All CTAs of the cluster must run before one writes to another's shared memory.
   if (product.cluster_log2 > 0) cluster_sync_relaxed();
   __syncthreads();
   pdl_wait<Arch>();
-  // Not before: the dependent waits for this kernel only where it reads what this one writes.
+  // This must not come earlier: the dependent waits for this kernel only before it reads this
+  // kernel's output.
   pdl_launch_dependents<Arch>();
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     load_steps<Box, Wide>(args, work, shared, full);
   __syncwarp();
 
-  // Output `output` of a warp.
+  // Stores output `output` of a warp.
   const auto store = [&](int warp, int output, float sum) {
     store_product<T>(
         product, work.first_m + warp % kWideWarpsM * 16 + Tile::row(output),

@@ -1,4 +1,4 @@
-// An adapter's part of a workspace. Plain C++: sizes do not depend on the build.
+// The adapter's part of a workspace. Plain C++, since sizes do not depend on the build.
 #pragma once
 
 #include <algorithm>
@@ -9,29 +9,30 @@
 
 namespace nf4::cuda {
 
-// Ranks of a row of what is there, with zeros past the adapter's.
+// The ranks of a row in the workspace; those past the adapter's are zeros.
 inline int64_t lora_stride(const Lora &lora) { return ceil_divide(lora.rank, 16) * 16; }
 
-// Rows of the copy of a factor for TMA: whole groups, within which the gradient permutes them.
+// The rows of a factor's copy for TMA: whole groups, within which the gradient permutes the rows.
 constexpr int64_t lora_copy_rows(int64_t rows) { return ceil_divide(rows, 32) * 32; }
 
-// Of a skinny kernel.
+// The lora CTAs of a skinny kernel.
 inline int lora_ctas(const Lora &lora, int64_t cols) {
   if (lora.rank == 0) return 0;
   return lora_ctas(lora.rank * cols * element_bytes(lora.dtype), lora.rank);
 }
 
-// Room for their flags, whatever dtype A has: sizes do not depend on that.
+// The number of their flags, whatever dtype A has, since sizes do not depend on that.
 inline int64_t lora_flags(const Lora &lora, int64_t rows) {
   return std::min(rows, kMaxWeightCtas) * most_lora_ctas(lora.rank);
 }
 
 struct LoraWorkspace {
-  // scale * x A^T, [m][lora_stride()], or in the gradient scale * dy B; in the problem's dtype.
+  // scale * x A^T, [m][lora_stride()], or in the gradient scale * dy B, in the problem's dtype.
   int64_t scaled_bytes;
-  // Behind it, in 16 bits, the other factor for TMA: [lora_copy_rows()][lora_stride()].
+  // After it, in 16 bits, the other factor for TMA: [lora_copy_rows()][lora_stride()].
   int64_t copy_bytes;
-  // Or, for skinny kernels, what lora CTAs and weight CTAs exchange (lora/cta_args.hpp).
+  // For skinny kernels, the data that lora CTAs and weight CTAs exchange (lora/cta_args.hpp)
+  // instead.
   int64_t flags_bytes;
   int64_t parts_bytes;
 

@@ -1,4 +1,4 @@
-// Instantiates the mma and skinny kernels of one GPU family; compiled once for each.
+// Instantiates the mma and skinny kernels of one GPU family; compiled once for each family.
 #include <type_traits>
 
 #include "cuda/arch.cuh"

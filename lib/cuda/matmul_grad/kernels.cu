@@ -1,4 +1,5 @@
-// Instantiates the gradient's mma and skinny kernels of one GPU family; compiled once for each.
+// Instantiates the gradient's mma and skinny kernels of one GPU family; compiled once for each
+// family.
 #include "cuda/arch.cuh"
 #include "cuda/matmul/mma/codebook_source.cuh"
 #include "cuda/matmul_grad/kernels.hpp"

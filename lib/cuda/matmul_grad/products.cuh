@@ -9,7 +9,7 @@
 namespace nf4::cuda {
 namespace {
 
-// As CtaMma.
+// Like CtaMma.
 template <class T>
 struct GradMma : CtaMma<T> {
   __device__ __forceinline__ void add(const SmemTile<T> &w, const SmemTile<T> &dy) {
@@ -29,7 +29,8 @@ struct GradMma : CtaMma<T> {
   }
 };
 
-// Each thread has 4 x 4 of dX, in fp32; the sum of a tile first, whose roundings are smaller.
+// Each thread has 4 x 4 outputs of dX, in fp32. It sums a tile first, which makes the rounding
+// errors smaller.
 template <class T>
 struct GradFma {
   float sums[4][4] = {};

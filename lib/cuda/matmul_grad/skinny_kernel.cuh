@@ -1,10 +1,10 @@
-// dX = dY W for few rows of dY: a skinny GEMM by mma.sync, split along the weight's rows.
+// dX = dY W for few rows of dY: a skinny GEMM with mma.sync, split along the weight's rows.
 //
-// As the strip kernels of integer weights (matmul/skinny/strip_kernel.cuh): a CTA has a strip of
-// 256 columns of the weight; where strips are few, a cluster shares its rows, and adds up through
-// distributed shared memory in a fixed order. 0.516 bytes a weight. For 4096 weights a warp takes
-// 116 cycles of shared memory, of which 64 are look-ups, and 400 instructions.
-// docs/design/matmul-skinny.md has the experiments.
+// It is built like the strip kernels of integer weights (matmul/skinny/strip_kernel.cuh). A CTA has
+// a strip of 256 columns of the weight. If there are few strips, a cluster shares its rows, and
+// adds up through distributed shared memory in a fixed order. Cost: 0.516 bytes read per weight.
+// For 4096 weights a warp takes 116 cycles of shared memory, 64 of them for look-ups, and 400
+// instructions. docs/design/matmul-skinny.md has the experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,8 +19,8 @@
 namespace nf4::cuda {
 namespace {
 
-// Blocks of kGradBlocksize elements, of which a row has whole strips; the format's own codebook;
-// 16-byte aligned packed and rows of x, absmax on two of its elements.
+// Needs blocks of kGradBlocksize elements, with whole strips in a row; the format's own codebook;
+// 16-byte aligned packed and rows of x; and absmax aligned to two of its elements.
 template <class Arch, class T, class Scales, int MTiles>
 __global__ void __launch_bounds__(kStripThreads, 1)
     matmul_grad_skinny(const __grid_constant__ GradStripArgs args) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kStripThreads, 1)
                              uint32_t{args.codebook.entries[threadIdx.x % kCodebookSize]},
                              pack_entries);
   pdl_wait<Arch>();
-  // The small loads before all but the first K-tile, which would delay them.
+  // The small loads come before all but the first K-tile, which would delay them.
   pipeline.start(0, 1);
   pdl_launch_dependents<Arch>();
   const auto first_scales = scales.fetch_next(weight);

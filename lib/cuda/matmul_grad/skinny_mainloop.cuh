@@ -1,9 +1,9 @@
 // A warp's product of a K-tile of W^T, 64 columns of the weight by 64 of its rows, with its part of
 // dY.
 //
-// Codes [n][k / 2] bytes lie along the outputs, so that mma's pairs of the reduction are two rows
+// Codes, [n][k / 2] bytes, lie along the outputs, so that mma's pairs of the reduction are two rows
 // of the weight. The nibbles of two rows make a byte, whose LUT entries are the pair: half an
-// instruction a look-up more than the forward kernels.
+// instruction per look-up more than in the forward kernels.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -26,20 +26,21 @@ __device__ __forceinline__ float2 unpack_pair(__half, uint32_t pair) {
   return __half22float2(*reinterpret_cast<const __half2 *>(&pair));
 }
 
-// Where the scale of a row of a K-tile is: a lane's four of a step are side by side.
+// The place of the scale of a row of a K-tile: the four scales of a lane in a step are side by
+// side.
 __device__ __forceinline__ int grad_scale_index(int row) {
   return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
 }
 
 // B operands: dY times the scales of the warp's columns, in fp16. Scales vary along the reduction,
-// so that sums cannot be multiplied by them. Each row of dY has a power of two over which fp16
-// holds the products of the K-tile; what is 2^-38 of the largest is lost.
+// so they cannot multiply sums. Each row of dY has a power of two over which fp16 holds the
+// products of the K-tile; bits below 2^-38 of the largest are lost.
 template <class T>
 struct ScaledRows {
   uint32_t b[kGradSteps][2];
-  float2 units;  // of the columns of D that the lane has, over SplitUnit::kToOne
+  float2 units;  // for the lane's columns of D, over SplitUnit::kToOne
 
-  // `x`: eight rows of dY in a stage, where the lane reads; `scales`: the lane's of the K-tile.
+  // `x` is where the lane reads eight rows of dY in a stage; `scales` are the lane's of the K-tile.
   __device__ __forceinline__ ScaledRows(const uint8_t *x,
                                         const uint32_t (&x_offsets)[kGradSteps * 2],
                                         const float4 (&scales)[kGradSteps]) {
@@ -71,7 +72,7 @@ struct ScaledRows {
   }
 };
 
-// The nibbles of 0xf0f0f0f0 from a, the others from b.
+// Takes the nibbles of 0xf0f0f0f0 from a, and the others from b.
 __device__ __forceinline__ uint32_t merge_nibbles(uint32_t a, uint32_t b) {
   uint32_t merged;
   asm("lop3.b32 %0, %1, %2, 0xf0f0f0f0, 0xe4;" : "=r"(merged) : "r"(a), "r"(b));
@@ -79,7 +80,7 @@ __device__ __forceinline__ uint32_t merge_nibbles(uint32_t a, uint32_t b) {
 }
 
 // A lane has 8 neighbouring outputs of a row's word: fragment rows g and g + 8 of the i-th row tile
-// are 2i and 2i + 1 of them.
+// are outputs 2i and 2i + 1 of them.
 template <class T, int MTiles>
 class GradMainloop {
   using Layout = StripAwq<kGradWarpsN>;
@@ -92,7 +93,7 @@ class GradMainloop {
       x_offsets_[i] = keep_in_register<MTiles == 1>(lane_.x ^ i * 16);
   }
 
-  // Adds to sums, which are over SplitUnit::kToOne. `scales`: the warp's of the K-tile.
+  // Adds to sums, which are over SplitUnit::kToOne. `scales` are the warp's of the K-tile.
   __device__ __forceinline__ void add(const uint8_t *weights, const uint8_t *x, const float *scales,
                                       float (&sums)[kRowTiles][MTiles][4]) const {
     float4 lane_scales[kGradSteps];
@@ -147,7 +148,7 @@ class GradMainloop {
   }
 
   typename Layout::Lane lane_;
-  uint32_t x_offsets_[kGradSteps * 2];  // of dY, in a stage
+  uint32_t x_offsets_[kGradSteps * 2];  // offsets of dY in a stage
   ByteLut lut_;
 };
 

@@ -1,4 +1,5 @@
-// The scales of a K-tile of a strip: the warps side by side finish a quarter of its rows each.
+// The scales of a K-tile of a strip: each of the warps that are side by side finishes a quarter of
+// its rows.
 #pragma once
 
 #include "cuda/matmul_grad/skinny_mainloop.cuh"
@@ -10,7 +11,7 @@ namespace {
 // A lane has one row, in two of the strip's four columns of blocks.
 template <class Scales>
 class GradScales {
-  static constexpr int kRows = kStripK / kGradWarpsN;  // of a warp
+  static constexpr int kRows = kStripK / kGradWarpsN;  // per warp
   static_assert(kRows * kGradWarpsN == 32 * 2);
 
  public:
@@ -24,13 +25,13 @@ class GradScales {
     to_ = threadIdx.x % 2 * 2 * kStripK + grad_scale_index(row);
   }
 
-  // The first into L2, which is allowed while the predecessor still writes.
+  // Prefetches the first scales into L2, which is allowed while the predecessor still writes.
   __device__ __forceinline__ void prefetch(const WeightView &weight) const {
     Scales::prefetch(weight, min(block_, last_));
   }
 
-  // Those of the K-tile after the last one that was fetched. Past the last row they are those of
-  // the last, which multiply zeros.
+  // Fetches the scales of the K-tile after the one that was fetched last. Past the last row they
+  // are those of the last row, which multiply zeros.
   __device__ __forceinline__ typename Scales::Pair fetch_next(const WeightView &weight) {
     typename Scales::Pair pair;
     pair.template fetch<LoadGlobal>(weight, min(block_, last_));
@@ -38,7 +39,7 @@ class GradScales {
     return pair;
   }
 
-  // To a stage.
+  // Stores them to a stage.
   template <class Table>
   __device__ __forceinline__ void store(const typename Scales::Pair &pair, const Table &table,
                                         float *stage) const {
@@ -48,7 +49,7 @@ class GradScales {
   }
 
  private:
-  int block_;  // of the first of two
+  int block_;  // the first of two
   int last_;
   int to_;  // in a stage
 };

@@ -1,8 +1,8 @@
 // Copies rows of x into the order of the rows of y, for kernels that load x by TMA, which cannot
-// gather. A warp has a row at a time, eight vectors a lane in flight, which is a row of 2048. A row
-// of x is read once for each of its experts: the copy must not evict it from L2, though the product
-// reads the copy next. Bound by memory; 4096 tokens of Qwen3's experts take 17 us more than with x
-// that is sorted already, of 430.
+// gather. A warp has one row at a time, with eight vectors per lane in flight, which is a row of
+// 2048. A row of x is read once for each of its experts, so the copy must not evict it from L2,
+// though the product reads the copy next. Memory is the bound: 4096 tokens of Qwen3's experts take
+// 17 us more than with x that is already sorted, of 430 us.
 #pragma once
 
 #include "cuda/matmul_grouped/routing.cuh"

@@ -1,7 +1,7 @@
 // Each expert's y = x W^T for experts with few rows and an integer weight, GPTQ or
-// compressed-tensors: as skinny_kernel.cuh, by the warp tiles of matmul/skinny/int4_kernel.cuh.
+// compressed-tensors: like skinny_kernel.cuh, with the warp tiles of matmul/skinny/int4_kernel.cuh.
 //
-// Bound by the bytes of the experts that have rows. docs/design/matmul-grouped.md has the
+// The bytes of the experts that have rows are the bound. docs/design/matmul-grouped.md has the
 // experiments.
 #pragma once
 
@@ -16,7 +16,7 @@ struct GroupedInt4Skinny : Int4Skinny<Arch, Layout, kMaxM> {
   using Args = GroupedInt4SkinnyArgs;
 };
 
-// As int4_matmul_skinny, for a stack of experts.
+// Like int4_matmul_skinny, for a stack of experts.
 template <class Arch, class T, class Layout, class WarpMma>
 __global__ void __launch_bounds__(kSkinnyThreads, 1)
     int4_matmul_grouped_skinny(const __grid_constant__ GroupedInt4SkinnyArgs args) {
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1)
   scales.publish(true);
 #pragma unroll 1
   for (int stage = 1; stage < Kind::kSmem.stages; ++stage) pipeline.load_next();
-  bool other_x = true;  // than the group before
+  bool other_x = true;  // another chunk than in the previous group
 #pragma unroll 1
   for (uint32_t phase = 0;; phase ^= 1) {
     const PartialSums<WarpMma> sums{0, group.tiles(),
@@ -73,13 +73,13 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1)
           return found;
         };
         warp_mma.add(pipeline.wait_next(), find_scales, k_tile != first_k_tile, partial);
-        __syncwarp();  // before the stage is overwritten
+        __syncwarp();  // all lanes have read it before the stage is overwritten
         pipeline.load_next();
         partial += args.work.n_warps * kSkinnyWarps * sums.kTilePartials;
       }
     }
     __syncthreads();
-    // What the next group needs is on its way while the sums of this one are added up.
+    // The next group's data is in flight while the sums of this group are added up.
     const TileGroup done = group;
     other_x = group.advance() || args.work.k_tiles > kSkinnyWarps;
     if (group.is_valid()) {

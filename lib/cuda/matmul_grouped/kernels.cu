@@ -1,4 +1,4 @@
-// Instantiates the grouped kernels of one GPU family; compiled once for each.
+// Instantiates the grouped kernels of one GPU family; compiled once for each family.
 #include "cuda/arch.cuh"
 #include "cuda/matmul/mma/codebook_source.cuh"
 #include "cuda/matmul/mma/int4_source.cuh"

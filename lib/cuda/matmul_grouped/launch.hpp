@@ -7,6 +7,7 @@
 #include "cuda/matmul/target.hpp"
 #include "cuda/matmul_grouped/args.hpp"
 #include "cuda/matmul_grouped/choose.hpp"
+#include "cuda/matmul_grouped/kernels.hpp"
 #include "cuda/matmul_grouped/wgmma_args.hpp"
 
 namespace nf4::cuda {
@@ -30,6 +31,24 @@ Groups groups_of(const GroupedProblemOf<W> &problem) {
 // Whether skinny kernels multiply the kind of weight.
 template <class W>
 constexpr bool kHasGroupedSkinny = has_experts_kernel(kind_of(W{}), kSkinny2);
+
+// ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
+
+// Names the operation in error messages.
+constexpr const char *launching_experts(const Weight &) { return "launching matmul_grouped"; }
+constexpr const char *launching_experts(const TransposedWeight &) {
+  return "launching matmul_grouped_grad";
+}
+constexpr const char *launching_experts(const Int4Weight &) {
+  return "launching int4_matmul_grouped";
+}
+
+// Returns the mma kernel of a family.
+const void *experts_mma_kernel(const GroupedKernels &kernels, const GroupedProblem &problem);
+const void *experts_mma_kernel(const GroupedKernels &kernels, const GroupedGradProblem &problem);
+const void *experts_mma_kernel(const GroupedKernels &kernels, const Int4GroupedProblem &problem);
+
+// ---- Skinny kernels ------------------------------------------------------------------------
 
 cudaError_t launch_grouped_skinny(const MatmulTarget &target, const GroupedProblem &problem,
                                   int config);

@@ -28,25 +28,7 @@ int choose(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
   return grouped_can_run(problem, gpu, *forced_config) ? *forced_config : kMma64x64;
 }
 
-constexpr const char *launching_experts(const Weight &) { return "launching matmul_grouped"; }
-constexpr const char *launching_experts(const TransposedWeight &) {
-  return "launching matmul_grouped_grad";
-}
-constexpr const char *launching_experts(const Int4Weight &) {
-  return "launching int4_matmul_grouped";
-}
-
 // ---- mma ----------------------------------------------------------------------------------
-
-const void *mma_kernel(const GroupedKernels &kernels, const GroupedProblem &problem) {
-  return kernels.mma[problem.dtype - NF4_DTYPE_FP16][reads_nested(problem.weight)];
-}
-const void *mma_kernel(const GroupedKernels &kernels, const GroupedGradProblem &problem) {
-  return kernels.grad_mma[problem.dtype - NF4_DTYPE_FP16][reads_nested(problem.weight)];
-}
-const void *mma_kernel(const GroupedKernels &kernels, const Int4GroupedProblem &problem) {
-  return kernels.int4_mma[problem.dtype - NF4_DTYPE_FP16][problem.weight.layout - NF4_INT4_GPTQ];
-}
 
 template <class W>
 cudaError_t launch_mma(const MatmulTarget &target, const GroupedProblemOf<W> &problem) {
@@ -56,7 +38,8 @@ cudaError_t launch_mma(const MatmulTarget &target, const GroupedProblemOf<W> &pr
   args.groups = groups_of(problem);
   const int64_t tiles = max_chunks(problem, kMmaTileM) * expert_n_tiles(problem, kMma64x64);
   const int64_t ctas = std::min<int64_t>(tiles, target.gpu.multiprocessors * 2);
-  const void *const kernel = mma_kernel(kernels_of<GroupedKernels>(*target.family), problem);
+  const void *const kernel =
+      experts_mma_kernel(kernels_of<GroupedKernels>(*target.family), problem);
   return target.launch(kernel, ctas, kMmaThreads, args);
 }
 

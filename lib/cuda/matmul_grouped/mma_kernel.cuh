@@ -1,7 +1,7 @@
-// Each expert's y = x W^T by the mma kernel's tiles, for any product on any GPU: CTAs walk over the
-// tiles of all experts, which they find on the device. A K-tile of x is gathered by rows.
+// Each expert's y = x W^T with the mma kernel's tiles, for any product on any GPU. CTAs walk over
+// the tiles of all experts, which they find on the device. The rows of a K-tile of x are gathered.
 //
-// Cost and bound: those of matmul/mma/kernel.cuh; experts with few rows fill their tiles badly.
+// Cost and bound are those of matmul/mma/kernel.cuh; experts with few rows fill their tiles badly.
 #pragma once
 
 #include "cuda/matmul/mma/kernel.cuh"

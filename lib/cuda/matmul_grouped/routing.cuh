@@ -1,9 +1,10 @@
-// Which rows of y belong to which expert, found on the device: the ends are not known on the host.
+// Finds on the device which rows of y belong to which expert, since the host does not know the
+// ends.
 //
-// Each expert's rows are cut into chunks of up to kChunkRows, which are numbered one expert after
-// the other. A warp knows all of them together: a lane has experts / 32 neighbours. Ends are
-// clamped to the rows of y, and an end below an earlier one is taken for that: such an expert has
-// no rows.
+// Each expert's rows are cut into chunks of up to kChunkRows, which are numbered expert after
+// expert. A warp knows all of them together: a lane has experts / 32 neighbouring experts. Ends are
+// clamped to the rows of y, and an end below an earlier one is replaced by that one: such an expert
+// has no rows.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 
 struct RowChunk {
   int expert;
-  int first_row;  // of y
+  int first_row;  // a row of y
   int rows;
 };
 
@@ -52,7 +53,7 @@ class Routing {
 
   __device__ __forceinline__ int chunks() const { return __shfl_sync(kAllLanes, end_chunk_, 31); }
 
-  // `index` is the same in all lanes and below chunks().
+  // `index` is the same in all lanes and less than chunks().
   __device__ __forceinline__ RowChunk at(int index) const {
     const bool has = (first_chunk_ <= index) & (index < end_chunk_);
     const int lane = __ffs(static_cast<int>(__ballot_sync(kAllLanes, has))) - 1;
@@ -74,7 +75,7 @@ class Routing {
   }
 
  private:
-  // Of up to 2^31 - 1.
+  // Accepts numbers up to 2^31 - 1.
   static __device__ __forceinline__ int divide_up(int a, int b) { return a / b + (a % b != 0); }
   static __device__ __forceinline__ int chunks_of(int rows) { return divide_up(rows, kChunkRows); }
   __device__ __forceinline__ int per_lane() const { return divide_up(groups_.experts, 32); }
@@ -84,7 +85,7 @@ class Routing {
   __device__ __forceinline__ int end_expert() const {
     return first_expert() + min(per_lane(), groups_.experts - first_expert());
   }
-  // Calls visit(expert, its first row, how many it has) for this lane's experts.
+  // Calls visit(expert, its first row, its number of rows) for this lane's experts.
   template <class Visit>
   __device__ __forceinline__ void for_each_expert(Visit visit) const {
     int row = first_row_;
@@ -97,11 +98,11 @@ class Routing {
   }
 
   const Groups &groups_;
-  int first_row_;  // of y, of this lane's first expert
+  int first_row_;  // a row of y: the first of this lane's first expert
   int first_chunk_, end_chunk_;
 };
 
-// The row of x for a row of y, or `x_rows` where there is none.
+// Returns the row of x for a row of y, or `x_rows` if there is none.
 __device__ __forceinline__ int64_t x_row_of(const Groups &groups, int64_t x_rows, int row) {
   if (groups.x_index == nullptr) return row < x_rows ? row : x_rows;
   const int index = groups.x_index[row];

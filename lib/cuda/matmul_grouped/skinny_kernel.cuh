@@ -1,9 +1,9 @@
 // Each expert's y = x W^T for experts with few rows: the skinny kernel's warp tiles and pipelines,
-// persistent over all experts that have rows. Chunks of up to kMaxM rows of x; an expert with more
-// rows has several, and its weight is read again, mostly from L2.
+// persistent over all experts that have rows. A chunk has up to kMaxM rows of x. An expert with
+// more rows has several chunks, and its weight is read again, mostly from L2.
 //
-// Bound by the bytes of the experts that have rows, as matmul/skinny/kernel.cuh. Finding them takes
-// one round trip to L2 more. docs/design/matmul-grouped.md has the experiments.
+// The bytes of the experts that have rows are the bound, as in matmul/skinny/kernel.cuh. Finding
+// the experts takes one more round trip to L2. docs/design/matmul-grouped.md has the experiments.
 #pragma once
 
 #include "cuda/matmul/skinny/kernel.cuh"
@@ -17,7 +17,7 @@ struct GroupedSkinny : CodebookSkinny<Arch_, kMaxM, kWarps_> {
   using Args = GroupedSkinnyArgs;
 };
 
-// As matmul_skinny, for a stack of experts.
+// Like matmul_skinny, for a stack of experts.
 template <class Arch, class T, class Scales, class WarpMma>
 __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     matmul_grouped_skinny(const __grid_constant__ GroupedSkinnyArgs args) {
@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
   const int n_warp = static_cast<int>(args.work.k_warps_divisor.divide(warp));
   const int first_k_tile = warp - n_warp * args.work.k_warps;
   const int first_tile = n_warp < args.work.n_warps ? n_warp : args.work.group_tiles;
-  // From arguments alone while the predecessor may still write, unless a caller's codebook is read.
+  // This reads only arguments while the predecessor may still write, unless there is a caller's
+  // codebook.
   float unit = 1;
   const bool own_codebook = matmul.weight.codebook == nullptr;
   if (own_codebook) unit = build_lut<T, kThreads>(args, 0.0f, shared);
@@ -81,13 +82,13 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
           return found;
         };
         warp_mma.add(pipeline.wait_next(), lut, find_scales, k_tile != first_k_tile, partial);
-        __syncwarp();  // before the stage is overwritten
+        __syncwarp();  // all lanes have read it before the stage is overwritten
         pipeline.load_next();
         partial += args.work.n_warps * kWarps * sums.kTilePartials;
       }
     }
     __syncthreads();
-    // What the next group needs is on its way while the sums of this one are added up.
+    // The next group's data is in flight while the sums of this group are added up.
     const TileGroup done = group;
     const bool other_x = group.advance() || args.work.k_tiles > kWarps;
     if (group.is_valid()) {

@@ -1,8 +1,8 @@
-// How the skinny kernel's CTAs and warps walk over the warp tiles of all experts.
+// The order in which the skinny kernel's CTAs and warps walk over the warp tiles of all experts.
 //
 // A row of warp tiles is 16 rows of an expert's weight by a chunk of its rows of x. The CTAs have
-// equal shares of all of them, chunk after chunk. A share is cut into groups, each of one chunk,
-// whose partial sums and scales fit in shared memory.
+// equal shares of all of them, chunk after chunk. A share is cut into groups, each within one
+// chunk, whose partial sums and scales fit in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace nf4::cuda {
 namespace {
 
-// The groups of a CTA, one after the other. All lanes of a warp call each function.
+// The groups of a CTA, one after another. All lanes of a warp call each function.
 template <class Args, int kMaxM>
 class TileGroups {
  public:
@@ -26,8 +26,8 @@ class TileGroups {
     const int chunks = routing.chunks(), tiles = chunks * args.expert_tiles;
     const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
     const int share = tiles / ctas, larger = tiles - share * ctas;
-    // A CTA waits long for its second chunk's x: with few chunks each CTA has one, if that gives
-    // none much more work.
+    // A CTA waits long for the x of a second chunk. With few chunks each CTA has one, unless that
+    // gives some CTA much more work.
     const int chunk_ctas = chunks == 0 ? 0 : ctas / chunks;
     const int part = chunk_ctas == 0 ? 0 : (args.expert_tiles + chunk_ctas - 1) / chunk_ctas;
     if (chunk_ctas > 0 && part <= share + 1 + share / 16) {
@@ -45,7 +45,7 @@ class TileGroups {
 
   __device__ __forceinline__ bool is_valid() const { return left_ > 0; }
   __device__ __forceinline__ const RowChunk &chunk() const { return chunk_; }
-  // Of the group: its first row in the expert's weight, its rows of warp tiles, and its rows.
+  // The group's first row in the expert's weight, its rows of warp tiles, and its rows.
   __device__ __forceinline__ int row() const { return tile_ * kWarpTileN; }
   __device__ __forceinline__ int tiles() const {
     return min(min(args_.work.group_tiles, left_), args_.expert_tiles - tile_);
@@ -53,15 +53,15 @@ class TileGroups {
   __device__ __forceinline__ int rows() const {
     return min(tiles() * kWarpTileN, expert_rows() - row());
   }
-  // In the stack of all experts.
+  // The first row in the stack of all experts.
   __device__ __forceinline__ int weight_row() const {
     return chunk_.expert * expert_rows() + row();
   }
 
-  // Of an expert.
+  // The columns of an expert.
   __device__ __forceinline__ int cols() const { return static_cast<int>(args_.matmul.weight.cols); }
 
-  // Returns whether the next group is of another chunk.
+  // Advances to the next group; returns whether it is in another chunk.
   __device__ __forceinline__ bool advance() {
     const int tiles_of_group = tiles();
     left_ -= tiles_of_group;
@@ -81,16 +81,16 @@ class TileGroups {
   const ChunkRouting &routing_;
   RowChunk chunk_{};
   int left_;   // rows of warp tiles, from the group on
-  int index_;  // of the chunk
+  int index_;  // index of the chunk
   int tile_;   // in the chunk
 };
 
-// The warp tiles that a warp takes, in its order: in each group, for each of its K-tiles, every
-// n_warps-th row of tiles. Experts lie one after another along N, or along K.
+// The warp tiles of a warp, in its order: in each group, for each of its K-tiles, every n_warps-th
+// row of tiles. Experts lie one after another along N, or along K.
 template <class Args, int kMaxM, int kWarps, bool kAlongK = false>
 class GroupTileIterator {
  public:
-  // first_tile is work.group_tiles or more for a warp that has none.
+  // first_tile is work.group_tiles or more if the warp has no tiles.
   __device__ __forceinline__ GroupTileIterator(const SkinnyWork &work,
                                                const TileGroups<Args, kMaxM> &groups,
                                                int first_tile, int first_k_tile)
@@ -105,7 +105,7 @@ class GroupTileIterator {
   __device__ __forceinline__ bool is_valid() const {
     return first_tile_ < work_.group_tiles && groups_.is_valid();
   }
-  // In the stack of all experts.
+  // The row in the stack of all experts.
   __device__ __forceinline__ int row() const {
     return (kAlongK ? groups_.row() : groups_.weight_row()) + tile_ * kWarpTileN;
   }
@@ -125,7 +125,7 @@ class GroupTileIterator {
   }
 
  private:
-  // Groups with fewer rows of tiles than would give this warp one.
+  // Skips groups with too few rows of tiles to give this warp one.
   __device__ __forceinline__ void skip_groups() {
     while (is_valid() && first_tile_ >= groups_.tiles()) groups_.advance();
   }

@@ -8,17 +8,17 @@
 namespace nf4::cuda {
 namespace {
 
-// Tiles are numbered expert after expert; in one, those that share rows of the weight are
-// neighbours. An expert's rows of x are divided evenly between as few tiles as have room for them.
-// Each CTA takes every gridDim.x-th. Each thread walks over the experts by itself, with which it
-// keeps up: single threads load x and the weight, and no memory holds a list of tiles.
+// Tiles are numbered expert after expert; within an expert, tiles that share rows of the weight are
+// neighbours. An expert's rows of x are divided evenly among the fewest tiles that have room for
+// them. Each CTA has every gridDim.x-th tile. Each thread walks over the experts by itself, which
+// is fast enough: single threads load x and the weight, and no memory holds a list of tiles.
 template <class Tile, bool AlongK = false>
 class GroupedScheduler {
  public:
   using Args = typename Tile::Args;
   static constexpr bool kStreamK = false;
   static constexpr bool kReadsMemory = true;
-  static constexpr bool kAlongK = AlongK;  // as stacked_along_k()
+  static constexpr bool kAlongK = AlongK;  // see stacked_along_k()
 
   __device__ __forceinline__ explicit GroupedScheduler(const Args &args)
       : args_(args), tile_(static_cast<int>(blockIdx.x)) {
@@ -43,7 +43,7 @@ class GroupedScheduler {
   __device__ __forceinline__ int64_t m_end(const WorkTile &work) const {
     return min(work.m + chunk_rows(), end_row_);
   }
-  // Of x.
+  // The rows of x.
   __device__ __forceinline__ int rows() const { return min(chunk_rows(), end_row_ - first_row_); }
   __device__ __forceinline__ int64_t n_end(const WorkTile &) const {
     return first_weight_row() + expert_rows();
@@ -71,13 +71,13 @@ class GroupedScheduler {
   __device__ __forceinline__ int m_tiles() const {
     return (end_row_ - first_row_ + Tile::kTileM - 1) / Tile::kTileM;
   }
-  // Of an expert that has rows.
+  // The rows of a chunk of an expert that has rows.
   __device__ __forceinline__ int chunk_rows() const {
     const int chunks = m_tiles();
     return (end_row_ - first_row_ + chunks - 1) / chunks;
   }
-  // Walks on to the expert that tile_ is of, and counts it from that expert's first tile. Several
-  // ends are loaded at once, as each takes long.
+  // Walks on to the expert that contains tile_, and makes tile_ relative to that expert's first
+  // tile. It loads several ends at once, as each load takes long.
   __device__ __forceinline__ void find_expert() {
     constexpr int kEnds = 8;
     const Groups &groups = args_.groups;
@@ -101,10 +101,10 @@ class GroupedScheduler {
   const Args &args_;
   int tile_;
   int expert_ = -1;
-  int first_row_ = 0, end_row_ = 0;  // of y
+  int first_row_ = 0, end_row_ = 0;  // rows of y
 };
 
-// A kind of weight in kernels whose tiles are GroupedScheduler's.
+// A kind of weight in kernels whose tiles come from GroupedScheduler.
 template <class Kind>
 struct GroupedKind : Kind {
   using Args = GroupedWgmmaArgsOf<typename Kind::Args>;

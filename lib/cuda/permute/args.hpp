@@ -1,4 +1,4 @@
-// What the kernels that permute columns get. No CUDA types.
+// The arguments of the kernels that permute columns. No CUDA types.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 namespace nf4::cuda {
 
 constexpr int kPermuteThreads = 256;
-constexpr int kPermuteColumns = 8;  // of a thread at a time: a vector of 16 bytes
+constexpr int kPermuteColumns = 8;  // that a thread processes at a time: a 16-byte vector
 constexpr int kPermuteRowsThreads = 512;
-constexpr int kPermuteVectors = 4;  // of a thread of permute_x_rows, at most
-// Rows that permute_x_rows has in shared memory: 3, or 1 where 3 do not fit.
+constexpr int kPermuteVectors = 4;  // the most that a thread of permute_x_rows has
+// The rows that permute_x_rows has in shared memory: 3, or 1 if 3 do not fit.
 constexpr int kPermuteStages[] = {1, 3};
 
-// The columns of a weight in the order of their groups.
+// Sorts the columns of a weight by their groups.
 struct SortColumnsArgs {
   const int32_t *g_idx;
   int32_t *permutation;
@@ -25,11 +25,11 @@ struct PermuteCodesArgs {
   Int4View from;
   uint32_t *packed;
   const int32_t *permutation;
-  int64_t words;      // of packed
-  int64_t row_words;  // of a row of packed
+  int64_t words;      // in packed
+  int64_t row_words;  // per row of packed
 };
 
-// x with its columns in the order of the weight's: to[m][k] = from[m][permutation[k]], 16 bits
+// Permutes the columns of x into the weight's order: to[m][k] = from[m][permutation[k]], 16 bits
 // each.
 struct PermuteXArgs {
   const uint16_t *from;
@@ -38,8 +38,8 @@ struct PermuteXArgs {
   const int32_t *permutation;
   int64_t m;
   int64_t cols;
-  int parts;         // CTAs that have the columns of a row
-  int part_vectors;  // of each of them
+  int parts;         // CTAs that share the columns of a row
+  int part_vectors;  // vectors of each of them
   int64_t row_step;  // permute_x_rows: from a row of a CTA to its next
 };
 

@@ -1,9 +1,9 @@
-// The compile matrix of what permutes columns.
+// The compile matrix of the kernels that permute columns.
 #pragma once
 
 namespace nf4::cuda {
 
-// Of one GPU family (runtime/families.hpp).
+// The kernels of one GPU family (runtime/families.hpp).
 struct PermuteKernels {
   const void *sort;       // SortColumnsArgs
   const void *codes;      // PermuteCodesArgs

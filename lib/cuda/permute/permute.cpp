@@ -1,4 +1,4 @@
-// Host side: reorder of weights, and the columns of x.
+// The host side of reordering weights and permuting the columns of x.
 #include "cuda/permute/permute.hpp"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace nf4::cuda {
 namespace {
 
-// Of permute_x_rows: what an H200 does best with.
+// For permute_x_rows; the best number on an H200.
 constexpr int64_t kRowsCtasPerMultiprocessor = 2;
 
 bool has_whole_vectors(const PermuteXArgs &args) {
@@ -25,7 +25,7 @@ bool has_whole_vectors(const PermuteXArgs &args) {
 
 int64_t shared_bytes(const PermuteXArgs &args, int stages) { return stages * args.cols * 2; }
 
-// As many parts of a row as occupy the GPU, of a vector a thread or more.
+// Splits a row into as many parts as occupy the GPU, each with at least a vector per thread.
 cudaError_t launch_rows(PermuteXArgs &args, const LaunchTarget &target) {
   static ContextFlag known[std::size(kGpuFamilies)];
   const auto &kernels = kernels_of<PermuteKernels>(*target.family).x_rows;

@@ -1,5 +1,5 @@
-// Reorder of an integer weight: the columns sorted by group, then the codes gathered. Done once a
-// weight, and bound by the L2 that serves the gathered words.
+// Reorders an integer weight: sorts the columns by group, then gathers the codes. It runs once per
+// weight. The L2 cache, which serves the gathered words, is the bound.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,8 +12,8 @@
 namespace nf4::cuda {
 namespace {
 
-// How many columns of a chunk are before a column of group `g`: those of lower groups, and of the
-// same one where `also_equal`.
+// Counts the columns of a chunk that come before a column of group `g`: those of lower groups, and,
+// if `also_equal`, those of the same one.
 __device__ __forceinline__ int count_before(const int4 *chunk, int g, bool also_equal) {
   const int limit = also_equal ? g + 1 : g;
   int count = 0;
@@ -25,8 +25,8 @@ __device__ __forceinline__ int count_before(const int4 *chunk, int g, bool also_
   return count;
 }
 
-// A thread finds the place of one column by comparing it with all, which needs no memory beside
-// the result: cols^2 comparisons, 0.1 ms for 28672 columns on an H200.
+// A thread finds the place of one column by comparing it with all. This needs no memory beside the
+// result: cols^2 comparisons, 0.1 ms for 28672 columns on an H200.
 template <class Arch>
 __global__ void __launch_bounds__(kPermuteThreads)
     sort_columns(const __grid_constant__ SortColumnsArgs args) {
@@ -49,11 +49,11 @@ __global__ void __launch_bounds__(kPermuteThreads)
   if (column < args.cols) args.permutation[place] = static_cast<int32_t>(column);
 }
 
-// The word `index` of the reordered codes.
+// Returns word `index` of the reordered codes.
 __device__ __forceinline__ uint32_t permuted_word(const PermuteCodesArgs &args, int64_t row,
                                                   int64_t word) {
   const Int4View &from = args.from;
-  if (from.layout == NF4_INT4_AWQ)  // row: a column of the weight
+  if (from.layout == NF4_INT4_AWQ)  // here row is a column of the weight
     return __ldg(from.packed + args.permutation[row] * args.row_words + word);
   const bool gptq = from.layout == NF4_INT4_GPTQ;
   const int64_t n = gptq ? word : row;
@@ -69,7 +69,7 @@ __device__ __forceinline__ uint32_t permuted_word(const PermuteCodesArgs &args, 
   return result;
 }
 
-// A thread has a word. The permutation was written by the kernel before this one.
+// Each thread has a word. The kernel before this one wrote the permutation.
 template <class Arch>
 __global__ void __launch_bounds__(kPermuteThreads)
     permute_codes(const __grid_constant__ PermuteCodesArgs args) {

@@ -1,5 +1,5 @@
-// x with its columns in the order of a reordered weight's, for matmul: 2 bytes read and 2 written
-// per element, and the permutation.
+// Permutes the columns of x into the order of a reordered weight, for matmul. It reads 2 bytes and
+// writes 2 per element, and reads the permutation.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t pair_of(uint32_t first, uint32_t second) {
   return first | second << 16;
 }
 
-// Eight columns of a row. `permutation` from the first of them on.
+// Permutes eight columns of a row. `permutation` points to the first of them.
 __device__ __forceinline__ void permute_eight(const uint16_t *row, const int32_t *permutation,
                                               int64_t count, uint16_t *to, bool aligned) {
   if (aligned && count >= kPermuteColumns) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void permute_eight(const uint16_t *row, const int32_t
 }
 
 // For any alignment and number of columns, straight from global memory: a CTA has a part of a row.
-// Ordinary loads: the compiler may move __ldg above pdl_wait.
+// It uses ordinary loads, since the compiler may move __ldg above pdl_wait.
 template <class Arch>
 __global__ void __launch_bounds__(kPermuteThreads)
     permute_x(const __grid_constant__ PermuteXArgs args) {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kPermuteThreads)
                   args.to + m * args.cols + k, args.cols % kPermuteColumns == 0);
 }
 
-// 16 bytes from global to shared memory; asynchronous where the GPU can.
+// Copies 16 bytes from global to shared memory; the copy is asynchronous if the GPU supports that.
 template <class Arch>
 __device__ __forceinline__ void copy_vector(uint4 *to, const uint4 *from) {
   if constexpr (Arch::kTensorCores)
@@ -65,7 +65,7 @@ __device__ __forceinline__ void stage_row(const PermuteXArgs &args, int64_t row,
   if constexpr (Arch::kTensorCores) cp_async_commit();
 }
 
-// Eight entries of the permutation, 16 bits each.
+// Loads eight entries of the permutation, 16 bits each.
 __device__ __forceinline__ uint4 load_entries(const int32_t *permutation) {
   const int4 a = reinterpret_cast<const int4 *>(permutation)[0];
   const int4 b = reinterpret_cast<const int4 *>(permutation)[1];
@@ -77,7 +77,7 @@ __device__ __forceinline__ uint32_t gather_pair(const uint16_t *row, uint32_t co
 }
 
 // For whole vectors, on 16-byte boundaries, and up to 2^16 columns. A CTA has a part of the columns
-// of every row_step-th row: it keeps their part of the permutation in registers, and stages rows
+// of every row_step-th row: it keeps that part of the permutation in registers, and loads rows
 // ahead. Dynamic shared memory: Stages rows.
 template <class Arch, int Stages>
 __global__ void __launch_bounds__(kPermuteRowsThreads)
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kPermuteRowsThreads)
   const int first = part * args.part_vectors + static_cast<int>(threadIdx.x);
   const int end = min((part + 1) * args.part_vectors, row_vectors);
   int64_t row = blockIdx.x / args.parts;
-  // Allowed while the predecessor still writes.
+  // This is allowed while the predecessor still writes.
   for (int i = first; i < end; i += kPermuteRowsThreads)
     prefetch_l2_sector(args.permutation + i * kPermuteColumns);
   pdl_wait<Arch>();
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kPermuteRowsThreads)
     const int free = stage == 0 ? Stages - 1 : stage - 1;
     stage_row<Arch>(args, row + (Stages - 1) * args.row_step, stages + free * row_vectors);
     if constexpr (Arch::kTensorCores) cp_async_wait<Stages - 1>();
-    __syncthreads();  // the row is there
+    __syncthreads();  // the row has arrived
     const auto *const x = reinterpret_cast<const uint16_t *>(stages + stage * row_vectors);
     auto *const to = reinterpret_cast<uint4 *>(args.to + row * args.cols);
 #pragma unroll
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kPermuteRowsThreads)
       if (const int vector = first + i * kPermuteRowsThreads; vector < end)
         to[vector] = {gather_pair(x, entries[i].x), gather_pair(x, entries[i].y),
                       gather_pair(x, entries[i].z), gather_pair(x, entries[i].w)};
-    __syncthreads();  // it was read
+    __syncthreads();  // the row has been read
     stage = stage == Stages - 1 ? 0 : stage + 1;
   }
 }

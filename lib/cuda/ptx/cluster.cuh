@@ -7,14 +7,14 @@
 
 namespace nf4::cuda {
 
-// The rank of this CTA in its cluster.
+// Returns the rank of this CTA in its cluster.
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// A barrier of all threads of the cluster; writes before it are visible after it.
+// A barrier for all threads of the cluster; writes before it are visible after it.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile(
       "barrier.cluster.arrive.release;\n"
@@ -22,7 +22,7 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
-// The barrier alone: it orders no writes. In one, or in its two parts.
+// A barrier that orders no writes, as one call or in two parts.
 __device__ __forceinline__ void cluster_sync_relaxed() {
   asm volatile(
       "barrier.cluster.arrive.relaxed;\n"
@@ -37,7 +37,7 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait;" ::: "memory");
 }
 
-// The address of `own` in the shared memory of another CTA of the cluster.
+// Returns the address of `own` in the shared memory of another CTA of the cluster.
 __device__ __forceinline__ uint32_t map_shared_rank(const void *own, uint32_t rank) {
   uint32_t address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(rank));
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_shared_cluster(uint32_t address, float4 v)
                : "memory");
 }
 
-// The mbarrier, of the same CTA as the address, counts the 16 bytes when they are there.
+// Stores 16 bytes. The mbarrier, in the same CTA as the address, counts them when they arrive.
 __device__ __forceinline__ void store_async_cluster(uint32_t address, float4 v, uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "

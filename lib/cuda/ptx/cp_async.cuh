@@ -7,14 +7,14 @@
 
 namespace nf4::cuda {
 
-// 16 bytes, past L1: the first `bytes` are read, the rest becomes 0.
+// Copies 16 bytes, bypassing L1: reads the first `bytes` and fills the rest with 0.
 __device__ __forceinline__ void cp_async_16(void *to, const void *from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(bytes)
                : "memory");
 }
 
-// 4 bytes, through L1.
+// Copies 4 bytes through L1.
 __device__ __forceinline__ void cp_async_4(void *to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
                : "memory");
@@ -24,7 +24,7 @@ __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// All but the latest Pending groups of this thread are complete.
+// Waits until all but the latest Pending groups of this thread are complete.
 template <int Pending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");

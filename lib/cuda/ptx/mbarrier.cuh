@@ -1,5 +1,5 @@
-// mbarrier and named barriers (PTX ISA, "Parallel Synchronization and Communication
-// Instructions"). mbarrier's transaction count: compute capability 9.0.
+// mbarrier and named barriers (PTX ISA, "Parallel Synchronization and Communication Instructions").
+// The transaction count of an mbarrier needs compute capability 9.0.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t *barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrivals of a warp in mbarrier_arrive_warp: one, after __syncwarp. Racecheck does not see what
-// __syncwarp orders, so in a build for it every lane arrives.
+// The arrivals of a warp in mbarrier_arrive_warp: one, after __syncwarp. Racecheck does not see the
+// order that __syncwarp creates, so every lane arrives in a build for it.
 #ifdef NF4_RACECHECK
 constexpr int kWarpArrivals = 32;
 #else
@@ -54,12 +54,12 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint64_t *barrier, uint32_t
       : "memory");
 }
 
-// bar.sync over `threads` threads, whole warps; barrier 0 is that of __syncthreads.
+// bar.sync over `threads` threads, in whole warps; barrier 0 is the barrier of __syncthreads.
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// The same; returns whether `mine` is true of any of them.
+// The same; returns whether `mine` is true for any of them.
 __device__ __forceinline__ bool named_barrier_or(int barrier, int threads, bool mine) {
   uint32_t any;
   asm volatile(

@@ -1,4 +1,4 @@
-// Loads, stores and prefetches with cache hints that CUDA C++ has no intrinsic for (PTX ISA, "Data
+// Loads, stores and prefetches with cache hints for which CUDA C++ has no intrinsic (PTX ISA, "Data
 // Movement and Conversion Instructions").
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace nf4::cuda {
 
-// An L2 eviction priority, made once per thread.
+// An L2 eviction priority, created once per thread.
 struct CachePolicy {
   uint64_t bits;
 };
@@ -82,7 +82,8 @@ __device__ __forceinline__ uint2 load_once(const uint2 *address, CachePolicy pol
   return v;
 }
 
-// Stores data that this kernel does not read again. Without cache policies: .cs, evict-first.
+// Stores data that this kernel does not read again. GPUs without cache policies use .cs,
+// evict-first.
 template <class Arch>
 __device__ __forceinline__ void store_once(uint4 *address, uint4 v, CachePolicy policy) {
   if constexpr (Arch::kCachePolicies)
@@ -102,7 +103,7 @@ __device__ __forceinline__ void prefetch_l2(const void *address, uint32_t bytes)
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
 }
 
-// Prefetches into L2 the sector that an address is in.
+// Prefetches into L2 the sector that contains an address.
 __device__ __forceinline__ void prefetch_l2_sector(const void *address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }

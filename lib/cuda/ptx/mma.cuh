@@ -10,10 +10,12 @@
 
 namespace nf4::cuda {
 
-// What a lane holds of D[16][8] += A[16][16] B[16][8]; with g = lane / 4 and t = lane % 4:
-// a[0], a[2]: row g, columns 2t and 2t + 8, each with its right neighbour in the high half;
-// a[1], a[3]: the same of row g + 8. b[0], b[1]: column g, rows 2t and 2t + 8, with the next.
-// d[0], d[1]: row g, columns 2t and 2t + 1; d[2], d[3]: of row g + 8.
+// The fragments of a lane for D[16][8] += A[16][16] B[16][8], with g = lane / 4 and t = lane % 4.
+//   a[0], a[2]   row g, columns 2t and 2t + 8, each with its right neighbour in the high half
+//   a[1], a[3]   the same for row g + 8
+//   b[0], b[1]   column g, rows 2t and 2t + 8, each with the next row in the high half
+//   d[0], d[1]   row g, columns 2t and 2t + 1
+//   d[2], d[3]   the same for row g + 8
 __device__ __forceinline__ void mma_m16n8k16(__nv_bfloat16, float (&d)[4], const uint32_t (&a)[4],
                                              uint32_t b0, uint32_t b1) {
   asm volatile(
@@ -32,8 +34,8 @@ __device__ __forceinline__ void mma_m16n8k16(__half, float (&d)[4], const uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 matrices from shared memory, of each of which a lane gets two elements of row lane / 4
-// as in a[] above: lane 8i + j gives the address of 16 bytes, row j of matrix i.
+// Loads four 8 x 8 matrices from shared memory. Lane 8i + j gives the address of 16 bytes, row j of
+// matrix i. A lane gets two elements of row lane / 4 of each matrix, as in a[] above.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&matrices)[4], const void *from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
@@ -41,8 +43,8 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&matrices)[4], const void 
                : "memory");
 }
 
-// Four 8 x 8 matrices of 16-bit elements from shared memory, each transposed: lane 8i + j gives the
-// address of row j of matrix i, 16 bytes; a lane gets rows 2t and 2t + 1 of column g.
+// Loads four 8 x 8 matrices of 16-bit elements from shared memory, each transposed. Lane 8i + j
+// gives the address of 16 bytes, row j of matrix i. A lane gets rows 2t and 2t + 1 of column g.
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&matrices)[4], const void *from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
@@ -50,9 +52,9 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&matrices)[4], const
                : "memory");
 }
 
-// Four 8 x 8 matrices, of each of which a lane holds two elements of row lane / 4 as in d[] above,
-// to shared memory, each transposed: lane 8i + j gives the address of 16 bytes for column j of
-// matrix i. Compute capability 9.0.
+// Stores four 8 x 8 matrices to shared memory, each transposed. A lane holds two elements of row
+// lane / 4 of each matrix, as in d[] above. Lane 8i + j gives the address of 16 bytes for column j
+// of matrix i. Compute capability 9.0.
 __device__ __forceinline__ void stmatrix_x4_trans(void *to, const uint32_t (&matrices)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                    shared_address(to)),

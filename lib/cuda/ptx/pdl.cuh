@@ -1,5 +1,6 @@
 // Programmatic dependent launch (CUDA C++ Programming Guide): a kernel launched with it may start
-// while its predecessor ends, and must wait before it touches memory. No effect otherwise.
+// while its predecessor ends, and must wait before it touches memory. In other launches these
+// functions have no effect.
 #pragma once
 
 namespace nf4::cuda {
@@ -9,9 +10,9 @@ __device__ __forceinline__ void pdl_wait() {
   if constexpr (Arch::kDependentLaunch) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// In place of pdl_wait, for memory that the predecessor only reads, if it starts its dependents
-// after its own pdl_wait: what its predecessor wrote is in L2 then, but L1 may hold what was there
-// before.
+// Takes the place of pdl_wait for memory that the predecessor only reads, if the predecessor starts
+// its dependents after its own pdl_wait. The output of the kernel before the predecessor is then in
+// L2, but L1 may hold older data.
 template <class Arch>
 __device__ __forceinline__ void pdl_wait_for_earlier() {
   if constexpr (Arch::kDependentLaunch) __threadfence();

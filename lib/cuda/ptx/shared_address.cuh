@@ -1,4 +1,4 @@
-// Addresses in the shared window, as PTX instructions take them.
+// Addresses in the shared window, in the form that PTX instructions take.
 #pragma once
 
 #include <cstdint>

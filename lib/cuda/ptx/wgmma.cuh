@@ -11,7 +11,7 @@
 
 namespace nf4::cuda {
 
-// Before the first wgmma of a group: makes the threads' register writes visible to it.
+// Must come before the first wgmma of a group; makes the threads' register writes visible to it.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -21,14 +21,14 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// All but the latest Pending groups are complete.
+// Waits until all but the latest Pending groups are complete.
 template <int Pending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// B in shared memory: rows of 128 bytes in the 128-byte swizzle, on a boundary of 1024 bytes.
-// Columns further right by 16 elements add 2.
+// The descriptor of B in shared memory: rows of 128 bytes in the 128-byte swizzle, on a 1024-byte
+// boundary. Moving right by 16 elements adds 2 to it.
 __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
@@ -36,7 +36,7 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared) {
   return kSwizzle128 | kEightRows | kLeading | (shared_address(shared) & 0x3ffff) >> 4;
 }
 
-// The same of rows of 64 bytes in the 64-byte swizzle, on a boundary of 512 bytes.
+// The same for rows of 64 bytes in the 64-byte swizzle, on a 512-byte boundary.
 __device__ __forceinline__ uint64_t wgmma_descriptor_64(const void *shared) {
   constexpr uint64_t kSwizzle64 = uint64_t{2} << 62;
   constexpr uint64_t kEightRows = uint64_t{512 >> 4} << 32;
@@ -44,8 +44,8 @@ __device__ __forceinline__ uint64_t wgmma_descriptor_64(const void *shared) {
   return kSwizzle64 | kEightRows | kLeading | (shared_address(shared) & 0x3ffff) >> 4;
 }
 
-// Between waiting for a group and reading its accumulators: to the compiler they were written when
-// the wgmma was issued.
+// Must come between waiting for a group and reading its accumulators: to the compiler they were
+// written when the wgmma was issued.
 template <int Count>
 __device__ __forceinline__ void wgmma_fence_operand(float (&d)[Count]) {
 #pragma unroll
@@ -53,9 +53,9 @@ __device__ __forceinline__ void wgmma_fence_operand(float (&d)[Count]) {
 }
 
 // D[64][N] = A[64][16] B[N][16]^T, plus D if Accumulate. Warp w of the warpgroup has rows 16w to
-// 16w + 15 of A and D; a lane's a[] is that of mma_m16n8k16, and its d[4j] to
-// d[4j + 3] are the d[] there for columns 8j to 8j + 7. Neither may be touched before the group
-// is waited for. rs: A from registers; ss: from shared memory, by a descriptor.
+// 16w + 15 of A and D. A lane's a[] is that of mma_m16n8k16, and its d[4j] to d[4j + 3] are the d[]
+// there for columns 8j to 8j + 7. Neither may be touched until the group has been waited for. rs
+// takes A from registers; ss takes it from shared memory, by a descriptor.
 template <int N>
 struct Wgmma;
 
@@ -74,7 +74,7 @@ struct Wgmma;
 #define NF4_D32(i) NF4_D16(i), NF4_D16(i + 16)
 #define NF4_D64(i) NF4_D32(i), NF4_D32(i + 32)
 
-// `sums` names the operands of D, o0 to o5 those after them, and `...` lists D's.
+// `sums` names the operands of D, o0 to o5 name those after them, and `...` lists D's.
 #define NF4_WGMMA_OF(type, name, n, sums, o0, o1, o2, o3, o4, o5, ...)                           \
   template <bool Accumulate>                                                                     \
   static __device__ __forceinline__ void rs(type, float (&d)[n / 2], const uint32_t (&of_a)[4],  \
@@ -144,7 +144,8 @@ NF4_WGMMA(256,
 #undef NF4_FOUR
 #undef NF4_TWO
 
-// Sets the registers of each thread of this warpgroup to Count; all of its warps execute it.
+// Sets the number of registers of each thread of this warpgroup to Count; all of its warps execute
+// it.
 template <int Count>
 __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));

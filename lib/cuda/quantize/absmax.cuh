@@ -1,8 +1,8 @@
-// The absmax of each block: over a lane's elements, over the lanes of a warp, and over warps; and
-// the sum of the scales of a CTA.
+// The absmax of each block, over a lane's elements, over the lanes of a warp, and over warps; and
+// the sum of a CTA's scales.
 //
-// A warp has a tile of kSteps steps, in which a lane takes a run of 8 elements each. In the
-// end lane l knows the absmax of the block that its run of step l % kSteps is in.
+// A warp has a tile of kSteps steps; in each step a lane has a run of 8 elements. At the end, lane
+// l has the absmax of the block that contains its run of step l % kSteps.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,13 +31,13 @@ struct Run {
   uint4 vectors[sizeof(T) / 2];
 };
 
-// The larger magnitude, of floats or of pairs of 16-bit elements; not finite if either is
-// not: as integers, magnitudes are in order, infinity and NaN above the others. Signs of the
-// result mean nothing.
+// The larger magnitude, of floats or of pairs of 16-bit elements; not finite if either is not.
+// Taken as integers, magnitudes are in order, with infinity and NaN above the others. The signs of
+// the result have no meaning.
 template <class T>
 __device__ __forceinline__ uint32_t max_magnitude(uint32_t a, uint32_t b) {
 #if __CUDA_ARCH__ >= 860
-  // One instruction on these GPUs.
+  // These GPUs have one instruction for it.
   uint32_t result;
   if constexpr (sizeof(T) == 4)
     asm("max.NaN.xorsign.abs.f32 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
@@ -72,8 +72,8 @@ __device__ __forceinline__ uint32_t run_max(const Run<T> &run) {
   return largest;
 }
 
-// The largest finite magnitude of a run, as run_max() gives it. It reads the elements
-// again: given registers, it made the compiler keep those in local memory for every thread.
+// The largest finite magnitude of a run, in the form of run_max(). It reads the elements again: if
+// it got them in registers, the compiler would keep them in local memory for every thread.
 template <class T>
 __device__ __noinline__ uint32_t finite_run_max(const T *in, int64_t count) {
   uint32_t largest = 0;
@@ -85,8 +85,8 @@ __device__ __noinline__ uint32_t finite_run_max(const T *in, int64_t count) {
   return largest;
 }
 
-// From each lane's maximum of each step, that of kSteps lanes in a row: lane l of them gets
-// step l. Each exchange halves the number of steps that a lane answers for.
+// Reduces each lane's maximum of each step over kSteps consecutive lanes: lane l of them gets step
+// l. Each exchange halves the number of steps that a lane holds.
 template <class T>
 __device__ __forceinline__ uint32_t scatter_max(const uint32_t (&steps)[kSteps]) {
   uint32_t maxima[kSteps];
@@ -105,9 +105,9 @@ __device__ __forceinline__ uint32_t scatter_max(const uint32_t (&steps)[kSteps])
   return maxima[0];
 }
 
-// After scatter_max(), lanes this far apart are neighbours in the tensor, 32 elements apart
-// at level 0, then 64, 128 and so on: first of a step, then steps. From some blocksize on
-// they share a block; up to that, they are of neighbouring blocks.
+// After scatter_max(), lanes this far apart are neighbours in the tensor, 32 elements apart at
+// level 0, then 64, 128 and so on: first within a step, then across steps. From some blocksize on
+// they share a block; below it, they are in neighbouring blocks.
 constexpr int kNeighborLevels = 5;
 __device__ constexpr int neighbour_distance(int level) {
   return kSteps << level < 32 ? kSteps << level : (kSteps << level) / 32;
@@ -116,7 +116,7 @@ __device__ constexpr bool share_block(int level, int blocksize_log2) {
   return 1 << blocksize_log2 >= kSteps * kRun * 2 << level;
 }
 
-// The absmax of each lane's block, as far as the warp has it.
+// The absmax of each lane's block, as far as the warp has the block.
 template <class T>
 __device__ __forceinline__ float warp_absmax(const uint32_t (&steps)[kSteps], int blocksize_log2) {
   uint32_t pair = scatter_max<T>(steps);
@@ -127,7 +127,7 @@ __device__ __forceinline__ float warp_absmax(const uint32_t (&steps)[kSteps], in
   return pair_max<T>(pair);
 }
 
-// Over the warps of blocks that are longer than a tile. A barrier.
+// Extends it over the warps of blocks that are longer than a tile. Contains a barrier.
 __device__ __forceinline__ float across_warps(float absmax, int blocksize_log2) {
   __shared__ float warps_absmax[kWarps];
   const int warp = threadIdx.x / 32;
@@ -139,8 +139,8 @@ __device__ __forceinline__ float across_warps(float absmax, int blocksize_log2) 
   return absmax;
 }
 
-// The sum of a CTA's scales, at most kMaxScales, over the complete binary tree: by
-// one warp, in its lane 0.
+// The sum of a CTA's scales, at most kMaxScales, over the complete binary tree. One warp computes
+// it; its lane 0 has the result.
 constexpr int kMaxScales = kQuantizeCtaTile / kMinBlocksize;
 __device__ __forceinline__ double sum_scales(const float *scales, int count) {
   constexpr int kLeaves = kMaxScales / 32;

@@ -1,4 +1,4 @@
-// What the quantize kernels get.
+// The arguments of the quantize kernels.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@ struct QuantizeArgs {
   const void *in;
   uint8_t *packed;
   float *scales;         // one per block: absmax if flat, workspace if nested
-  double *partial_sums;  // one per CTA, of its scales; NULL if flat
+  double *partial_sums;  // one per CTA, the sum of its scales; NULL if flat
   int64_t elements;
   int blocksize_log2;
-  bool aligned;           // in on 16 bytes and packed on 4
-  uint8_t format_row;     // of kFormats; here, as parameters from 0x240 on miss the constant cache
-  const float *codebook;  // NULL: the format's own
+  bool aligned;        // in on a 16-byte and packed on a 4-byte boundary
+  uint8_t format_row;  // row of kFormats; here, as parameters from 0x240 on miss the constant cache
+  const float *codebook;  // NULL: the format's own codebook
 };
 
-// One level of the sum of the scales: each run of kSumsPerSum becomes one.
+// One level of the sum of the scales: each run of kSumsPerSum sums becomes one.
 struct SumArgs {
   const double *sums;
   double *out;
@@ -36,7 +36,7 @@ struct QuantizeScalesArgs {
   float *nested_offset;
   float *nested_absmax;
   uint8_t *codes;
-  bool codes_aligned;  // on 8 bytes
+  bool codes_aligned;  // on an 8-byte boundary
   int64_t blocks;
   int64_t nested_blocks;
   int nested_blocksize_log2;
@@ -47,6 +47,6 @@ constexpr int kQuantizeCtaTile = kElementsPerPartialSum;
 static_assert(kQuantizeCtaTile % kMaxBlocksize == 0, "a CTA has whole blocks");
 
 constexpr int kScalesThreads = 1024;
-constexpr int kChunkLog2 = 8;  // nested blocks of up to 2^8 scales take a warp
+constexpr int kChunkLog2 = 8;  // nested blocks of up to 2^8 scales use a warp each
 
 }  // namespace nf4::cuda

@@ -1,6 +1,6 @@
-// A codebook's thresholds as a table over [-1, 1] with an entry for each lane of a warp:
-// buckets of 1/16, each with at most one threshold in it, turn the search for a code into
-// one lookup and one comparison.
+// A codebook's thresholds as a table over [-1, 1] with an entry for each lane of a warp. Buckets of
+// 1/16, each with at most one threshold, turn the search for a code into one look-up and one
+// comparison.
 #pragma once
 
 #include <cstdint>
@@ -10,32 +10,33 @@
 
 namespace nf4::cuda {
 
-// Bucket n is floor(v * 16), -17..16: v may leave [-1, 1] by a rounding error. Entry i is for
-// every n that is i modulo 32, so that a shuffle finds it without a mask; two entries serve
+// Bucket n is floor(v * 16), -17..16, since v may leave [-1, 1] by a rounding error. Entry i is for
+// every n that equals i modulo 32, so that a shuffle finds it without a mask; two entries serve
 // both ends.
 constexpr int kBuckets = 32;
 constexpr int kLastBucket = 16;
 constexpr int kFirstBucket = -17;
 constexpr float kBucketsPerUnit = 16.0f;
-// 1.5 * 2^23: added to a small number, it leaves that as an integer in the low bits of the
-// sum, rounded the way the addition rounds.
+// 1.5 * 2^23: added to a small number, it puts the number, rounded by the addition, into the low
+// bits of the sum as an integer.
 constexpr float kIntegerInLowBits = 12582912.0f;
 
-// The code at or below the threshold is in the highest nibble, that above it in the next.
+// The code at or below the threshold is in the highest nibble, and the code above it in the next.
 struct alignas(8) Bucket {
   float threshold;
   uint32_t codes;
 };
 
-// All that a CTA needs of a codebook. Whole cache lines, as all CTAs read the buckets at once.
+// Everything that a CTA needs of a codebook. It has whole cache lines, as all CTAs read the buckets
+// at once.
 struct alignas(128) Tables {
   Bucket buckets[kBuckets];
   Quantizer quantizer;
-  bool crowded;  // the buckets cannot tell all codes apart: the quantizer must be used
+  bool crowded;  // the buckets cannot tell all codes apart, so the quantizer must be used
 };
 
-// The bucket of x, or one that is before or after all. NaN counts as large, because nothing
-// exceeds it. Thresholds in buckets before that of x are below x, and those after it are not.
+// The bucket of x, or one before or after all others. NaN counts as large, because nothing exceeds
+// it. Thresholds in buckets before that of x are below x, and those after it are not.
 NF4_HOST_DEVICE constexpr int bucket_number(float x) {
   if (!(x < 2.0f)) return kLastBucket + 1;
   if (x < -2.0f) return kFirstBucket - 1;
@@ -46,13 +47,13 @@ NF4_HOST_DEVICE constexpr int bucket_number(float x) {
   return number < kFirstBucket ? kFirstBucket - 1 : number;
 }
 
-// Entry `index` of the table; sets *crowded if two different thresholds fall into it, or any
-// into the ends.
+// Makes entry `index` of the table; sets *crowded if two different thresholds fall into it, or if
+// any falls into the ends.
 NF4_HOST_DEVICE constexpr Bucket make_bucket(const Quantizer &quantizer, int index, bool *crowded) {
   const int last = index <= kLastBucket ? index : index - kBuckets;
   const bool is_end = last >= kFirstBucket + kBuckets;
   const int first = is_end ? last - kBuckets : last;
-  // What is in an end entry is near -1 or near 1, so any threshold between will do.
+  // Numbers in an end entry are near -1 or near 1, so any threshold between them works.
   Bucket bucket{is_end ? 0.0f : kLargestFloat, 0};
   int low = 0;
   int high = 0;
@@ -80,7 +81,7 @@ constexpr Tables make_tables(const Codebook &codebook) {
   return tables;
 }
 
-// By the rows of kFormats.
+// Indexed by the rows of kFormats.
 struct FormatTables {
   Tables of[std::size(kFormats)];
 };
@@ -97,7 +98,7 @@ constexpr bool any_crowded(const FormatTables &tables) {
     if (each.crowded) return true;
   return false;
 }
-// Else every weight of the format would take the slow path.
+// Otherwise every weight of the format would take the slow path.
 static_assert(!any_crowded(make_format_tables()));
 
 }  // namespace nf4::cuda

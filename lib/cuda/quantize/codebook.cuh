@@ -1,5 +1,5 @@
-// What a CTA needs to encode: the tables of a format's codebook, made by the compiler, or those of
-// the caller's codebook, made at the start of the kernel.
+// The tables that a CTA needs to encode: for a format's codebook the compiler makes them; for a
+// caller's, the kernel makes them at its start.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@ namespace {
 
 __device__ const FormatTables kFormatTables = make_format_tables();
 
-// make_quantizer() by 16 threads: the rank of each entry, then the thresholds. `shared` is
+// make_quantizer() with 16 threads: finds the rank of each entry, then the thresholds. `shared` is
 // complete after a barrier.
 __device__ __forceinline__ void sort_codebook(const float *codebook, float *sorted,
                                               Quantizer &shared) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ void sort_codebook(const float *codebook, float *sort
   }
 }
 
-// The tables of the caller's codebook, in shared memory. Barriers.
+// The tables of the caller's codebook, in shared memory. Contains barriers.
 __device__ __noinline__ const Tables &callers_tables(const float *codebook) {
   __shared__ Tables tables;
   __shared__ float sorted[kCodebookSize];

@@ -1,4 +1,4 @@
-// What the quantize kernel of integer weights gets. No CUDA types.
+// The arguments of the quantize kernel of integer weights. No CUDA types.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct Int4QuantizeArgs {
   nf4_int4_layout layout;
   nf4_dtype scales_dtype;
   bool symmetric;
-  bool aligned;    // in on 16 bytes, cols a multiple of 8
-  bool cta_tiles;  // an octet of rows in a group is a CTA's work, else a warp's
+  bool aligned;    // in on a 16-byte boundary, cols a multiple of 8
+  bool cta_tiles;  // a CTA handles eight rows of a group; otherwise a warp does
 };
 
 }  // namespace nf4::cuda

@@ -3,7 +3,7 @@
 
 namespace nf4::cuda {
 
-// Of one GPU family (runtime/families.hpp).
+// The kernels of one GPU family (runtime/families.hpp).
 struct Int4QuantizeKernels {
   const void *of[3];  // [dtype - 1]; args: Int4QuantizeArgs
 

@@ -1,4 +1,4 @@
-// Host side of quantize to integer weights: validate locations, launch.
+// The host side of quantize to integer weights: validates locations, launches the kernel.
 #include "core/int4.hpp"
 #include "cuda/backend.hpp"
 #include "cuda/quantize/int4_args.hpp"

@@ -1,8 +1,8 @@
-// Quantize to integer weights: scales, zeros and codes of one group of 8 rows a warp.
+// Quantize to integer weights: a warp computes the scales, zeros and codes of one group of 8 rows.
 //
 // Cost, 16-bit input, groups of 128: 2 bytes read and 0.52 written per weight, and about 16
 // instructions: 3 for the range, 11 to scale, round, clamp and append a code. nf4.h's division is
-// for elements that a product leaves in doubt, one in 20000.
+// only needed for elements that a product leaves in doubt, one in 20000.
 //
 // Four lanes have a row. They read the group twice, for its range and for its codes, the second
 // time from L1 or L2. A word of AWQ and of zeros has codes of 8 rows, which the warp transposes.
@@ -23,7 +23,7 @@ namespace {
 constexpr unsigned kEveryLane = 0xffffffffu;
 constexpr int kRowLanes = 4;
 
-// Eight elements, of which there are `count`; the others are 0.
+// Loads eight elements, of which `count` exist; the others are 0.
 template <class T>
 __device__ __forceinline__ void load_eight(const T *in, int64_t count, bool aligned,
                                            float (&x)[8]) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void load_eight(const T *in, int64_t count, bool alig
   }
 }
 
-// The finite elements of a group alone, among which others were found.
+// The range of a group's finite elements, for a group that has others.
 template <class T>
 __device__ __noinline__ Int4Range finite_range(const T *in, int64_t first, int64_t end,
                                                int64_t stride) {
@@ -51,7 +51,7 @@ __device__ __noinline__ Int4Range finite_range(const T *in, int64_t first, int64
   return range;
 }
 
-// Among the lanes of a row.
+// Reduces over the lanes of a row.
 __device__ __forceinline__ Int4Range row_range(Int4Range range) {
 #pragma unroll
   for (int distance = 1; distance < kRowLanes; distance *= 2) {
@@ -67,8 +67,8 @@ __device__ __forceinline__ uint16_t round_scale(float scale, nf4_dtype dtype) {
                          dtype);
 }
 
-// The word of 8 rows of one column each, from words of 8 columns of one row each: of lanes 4 r + j,
-// r = 0..7, the one with r = i gets column i. Row r is in nibble r.
+// Makes the word of 8 rows of one column each from words of 8 columns of one row each. Among lanes
+// 4 r + j, r = 0..7, the lane with r = i gets column i. Row r is in nibble r.
 __device__ __forceinline__ uint32_t transpose(uint32_t word) {
   const int row = threadIdx.x % 32 / kRowLanes;
   constexpr uint32_t kLow[3] = {0x0f0f0f0fu, 0x00ff00ffu, 0x0000ffffu};
@@ -82,7 +82,7 @@ __device__ __forceinline__ uint32_t transpose(uint32_t word) {
   return word;
 }
 
-// From rows in order to AWQ's nibbles.
+// Reorders rows in order to AWQ's nibbles.
 __device__ __forceinline__ uint32_t awq_word(uint32_t word) {
   uint32_t result = 0;
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ __forceinline__ uint32_t awq_word(uint32_t word) {
   return result;
 }
 
-// One code of each row into the word of 8.
+// Combines one code of each row into the word of 8 rows.
 __device__ __forceinline__ uint32_t across_rows(uint32_t code) {
   uint32_t word = code << (threadIdx.x % 32 / kRowLanes * 4);
 #pragma unroll
@@ -100,7 +100,7 @@ __device__ __forceinline__ uint32_t across_rows(uint32_t code) {
   return word;
 }
 
-// Among the warps of a CTA, by row.
+// Reduces over the warps of a CTA, by row.
 __device__ __forceinline__ Int4Range cta_range(Int4Range range) {
   __shared__ Int4Range ranges[kInt4QuantizeThreads / 32][kInt4PerWord];
   const int row = threadIdx.x % 32 / kRowLanes;
@@ -114,7 +114,7 @@ __device__ __forceinline__ Int4Range cta_range(Int4Range range) {
   return range;
 }
 
-// What turns elements of a group into codes.
+// Turns elements of a group into codes.
 struct Int4Encoder {
   float scale, inverse;
   uint32_t zero;
@@ -126,8 +126,8 @@ struct Int4Encoder {
     fast = multiply_rn(fmaxf(range.high, -range.low), inverse) < 32.0f;
   }
 
-  // By a product, whose error is below 2^-16: false where that leaves open how an element rounds,
-  // as it does for NaN.
+  // Encodes with a product, whose error is below 2^-16. Returns false if that leaves open how an
+  // element rounds, as it does for NaN.
   __device__ __forceinline__ bool encode(const float (&x)[8], uint32_t &word) const {
     constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: sums with it are integers
     constexpr float kSure = 0.5f - 0x1p-16f;
@@ -145,8 +145,8 @@ struct Int4Encoder {
   }
 };
 
-// By the division that nf4.h asks for. It reads the elements again, so that they need no local
-// memory.
+// Encodes with the division that nf4.h requires. It reads the elements again, so that they need no
+// local memory.
 template <class T>
 __device__ __noinline__ uint32_t encode_slowly(const T *in, int64_t count, float scale,
                                                uint32_t zero) {
@@ -156,13 +156,14 @@ __device__ __noinline__ uint32_t encode_slowly(const T *in, int64_t count, float
   return word;
 }
 
-// Where a warp is: an octet of rows in a group, alone, or with the other warps of its CTA where the
-// group is large. Neighbouring tiles have neighbouring rows, whose words and scales share sectors.
+// The place of a warp: eight rows of a group, alone or, if the group is large, together with the
+// other warps of its CTA. Neighbouring tiles have neighbouring rows, whose words and scales share
+// sectors.
 struct Int4QuantizePlace {
   int64_t g, octet;
-  int64_t first;   // of the lane's first 8 elements, in the group
-  int64_t stride;  // to its next
-  int row;         // of the octet
+  int64_t first;   // the lane's first 8 elements in the group
+  int64_t stride;  // distance to its next elements
+  int row;         // row within the eight
 
   __device__ __forceinline__ Int4QuantizePlace(const Int4QuantizeArgs &args) {
     constexpr int kWarps = kInt4QuantizeThreads / 32;
@@ -198,7 +199,8 @@ __device__ __forceinline__ Int4Range group_range(const Int4QuantizeArgs &args, c
   return args.cta_tiles ? cta_range(range) : range;
 }
 
-// The codes of a group. All lanes of a warp take the same number of turns: they exchange words.
+// The codes of a group. All lanes of a warp make the same number of iterations, since they exchange
+// words.
 template <class T>
 __device__ __forceinline__ void store_codes(const Int4QuantizeArgs &args, const T *in,
                                             const Int4QuantizePlace &place,

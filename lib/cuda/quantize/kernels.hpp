@@ -3,7 +3,7 @@
 
 namespace nf4::cuda {
 
-// Of one GPU family (runtime/families.hpp).
+// The kernels of one GPU family (runtime/families.hpp).
 struct QuantizeKernels {
   const void *weights[3][2];  // [dtype - 1][caller's codebook]; args: QuantizeArgs
   const void *sums;           // SumArgs

@@ -1,10 +1,11 @@
 // Quantize, nested: the mean of the scales, then their 8-bit codes.
 //
-// Cost: one scale for each block of weights, 4 bytes read and 1 written, twice over: once for the
-// mean and once for the codes. A small share of the work; launches and latency bound it.
+// Cost: there is one scale for each block of weights. It is read twice (4 bytes), for the mean and
+// for the codes, and 1 byte is written. This is a small share of the work; launches and latency
+// bound it.
 //
-// quantize_weights leaves a partial sum for each of its CTAs; reduce_sums adds them up, 4096 at a
-// time, until quantize_scales can add the rest in each CTA. A lane takes 8 scales in a row.
+// quantize_weights stores a partial sum for each of its CTAs. reduce_sums adds them up, 4096 at a
+// time, until quantize_scales can add the rest in each CTA. A lane has 8 consecutive scales.
 // docs/design/quantize.md has the experiments.
 #pragma once
 
@@ -30,8 +31,8 @@ __device__ __forceinline__ double sum_over_lanes(double value) {
   return value;
 }
 
-// The sum of values[0 .. count), at most kSumsPerSum, over the complete binary tree: in a
-// thread, then lanes, then warps, always neighbours first. Every thread gets it. A barrier.
+// The sum of values[0 .. count), at most kSumsPerSum, over the complete binary tree: in a thread,
+// then lanes, then warps, always neighbours first. Every thread gets it. Contains a barrier.
 __device__ __forceinline__ double tree_sum(const double *values, int64_t count) {
   __shared__ double warp_sums[kScalesWarps];
   double v[kSumsPerThread];
@@ -46,7 +47,7 @@ __device__ __forceinline__ double tree_sum(const double *values, int64_t count) 
   return sum_over_lanes(warp_sums[threadIdx.x % 32]);
 }
 
-// One level of the tree.
+// Computes one level of the tree.
 template <class Arch>
 __global__ void __launch_bounds__(kScalesThreads)
     reduce_sums(const __grid_constant__ SumArgs args) {
@@ -57,8 +58,8 @@ __global__ void __launch_bounds__(kScalesThreads)
   if (threadIdx.x == 0) args.out[blockIdx.x] = sum;
 }
 
-// encode_scale's search as a tree of midpoints: the children of node i are 2 i and 2 i + 1,
-// the upper one for what exceeds its midpoint, and leaf 256 + c is code c. In this order the
+// encode_scale's search as a tree of midpoints. The children of node i are 2 i and 2 i + 1, the
+// upper one for numbers that exceed its midpoint, and leaf 256 + c is code c. In this order the
 // nodes of a level are in different banks of shared memory.
 __device__ __forceinline__ void make_search_tree(const float *code, float *tree) {
   const int node = threadIdx.x;
@@ -69,7 +70,7 @@ __device__ __forceinline__ void make_search_tree(const float *code, float *tree)
   tree[node] = midpoint(__ldg(code + entry - 1), __ldg(code + entry));
 }
 
-// N searches side by side.
+// N searches run side by side.
 template <int N>
 __device__ __forceinline__ void search_codes(const float *tree, const float (&x)[N],
                                              uint8_t (&codes)[N]) {
@@ -93,11 +94,11 @@ __device__ __forceinline__ float inverse_absmax(float absmax) {
   return __frcp_rn(fmaxf(absmax, kSmallestNormal));
 }
 
-constexpr int kRow = 8;            // scales that a lane takes, one after another
-constexpr int kChunk = 32 * kRow;  // of a warp: whole nested blocks of up to so many
+constexpr int kRow = 8;            // consecutive scales of a lane
+constexpr int kChunk = 32 * kRow;  // per warp: whole nested blocks of up to this many scales
 static_assert(kChunk == 1 << kChunkLog2);
 
-// A lane's scales of a chunk; past the end, zeros.
+// Loads a lane's scales of a chunk; past the end it has zeros.
 __device__ __forceinline__ void load_row(const QuantizeScalesArgs &args, int64_t chunk,
                                          float (&scales)[kRow]) {
   const int64_t first = chunk * kChunk + threadIdx.x % 32 * kRow;
@@ -113,8 +114,8 @@ __device__ __forceinline__ void load_row(const QuantizeScalesArgs &args, int64_t
     scales[i] = first + i < args.blocks ? args.scales[first + i] : 0.0f;
 }
 
-// From each scale's magnitude to that of its nested block: over a lane's own, then over
-// lanes, whose rows are of one nested block each by then.
+// Turns each scale's magnitude into the maximum of its nested block: first over a lane's own
+// scales, then over lanes, once the row of each lane is in one nested block.
 __device__ __forceinline__ void nested_max(float (&magnitudes)[kRow], int nested_blocksize) {
 #pragma unroll
   for (int distance = 1; distance < kRow; distance *= 2)
@@ -173,7 +174,8 @@ __device__ __forceinline__ void quantize_chunk(const QuantizeScalesArgs &args, c
       args.nested_absmax[(first + i) >> args.nested_blocksize_log2] = absmax[i];
 }
 
-// A nested block of more than a chunk, by all threads. A barrier at each end.
+// Quantizes a nested block that is longer than a chunk, with all threads. There is a barrier at
+// each end.
 __device__ __forceinline__ void quantize_nested_block(const QuantizeScalesArgs &args,
                                                       const float *tree, float offset,
                                                       int64_t nested) {
@@ -203,12 +205,12 @@ template <class Arch>
 __global__ void __launch_bounds__(kScalesThreads)
     quantize_scales(const __grid_constant__ QuantizeScalesArgs args) {
   __shared__ float tree[kScaleCodeSize];
-  // Before the wait: the kernels of this quantize, which do not write the code, started
-  // their dependents when all before them was complete.
+  // This comes before the wait: the earlier kernels of this quantize do not write the code, and
+  // started their dependents when everything before them was complete.
   make_search_tree(args.nested_code, tree);
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
-  // Loads that do not need the mean, before it is there.
+  // Loads that do not need the mean come before it is complete.
   const int64_t warps = int64_t{gridDim.x} * kScalesWarps;
   int64_t chunk = static_cast<int64_t>(threadIdx.x / 32) * gridDim.x + blockIdx.x;
   float scales[kRow];

@@ -1,4 +1,4 @@
-// Host side of quantize: validate locations, choose the kernels, launch them in order.
+// The host side of quantize: validates locations, chooses the kernels, launches them in order.
 #include <algorithm>
 
 #include "cuda/backend.hpp"
@@ -46,7 +46,7 @@ cudaError_t launch_weights(const QuantizeProblem &problem, const LaunchTarget &t
                        weights_args(problem));
 }
 
-// Adds up partial sums until one CTA can add up those that are left.
+// Adds up partial sums until one CTA can add up the remaining ones.
 cudaError_t launch_sums(const LaunchTarget &target, SumArgs &sums) {
   cudaError_t error = cudaSuccess;
   while (error == cudaSuccess && sums.count > kSumsPerSum) {
@@ -57,7 +57,7 @@ cudaError_t launch_sums(const LaunchTarget &target, SumArgs &sums) {
   return error;
 }
 
-// The mean of the scales, then their codes.
+// Computes the mean of the scales, then their codes.
 cudaError_t launch_scales(const QuantizeProblem &problem, const LaunchTarget &target) {
   const Weight &weight = problem.weight;
   double *first = partial_sums_of(problem);

@@ -1,13 +1,13 @@
-// Quantize, first kernel: block scales and 4-bit codes, each input read once.
+// The first kernel of quantize: block scales and 4-bit codes, with each input read once.
 //
 // Cost, 16-bit input, blocksize 64: 2 bytes read and 0.56 written per weight, and 14 instructions
 // per weight: 8 to convert, scale, find the bucket (two shuffles), compare and append the code,
 // half of one for the maximum, and a share of the rest. Memory bounds it.
 //
 // A warp has a tile of 1024 elements as four steps, so that every access is contiguous and four
-// 16-byte loads a lane are in flight; what is not per weight is done once for four runs. A CTA is
-// as small as it may be, one quantization block of 4096, so that the last ones to finish leave
-// little idle. docs/design/quantize.md has the experiments.
+// 16-byte loads per lane are in flight; work that is not per weight is done once for four runs. A
+// CTA is as small as possible, one quantization block of 4096, so that the last CTAs leave little
+// idle. docs/design/quantize.md has the experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@
 namespace nf4::cuda {
 namespace {
 
-// A run; past the end of the tensor, zeros, which change no absmax.
+// Loads a run; past the end of the tensor it has zeros, which change no absmax.
 template <class Arch, class T, bool Full>
 __device__ __forceinline__ Run<T> load_run(const T *in, int64_t count, CachePolicy policy) {
   Run<T> run{};
@@ -49,7 +49,8 @@ __device__ __forceinline__ float run_element(const Run<T> &run, int k) {
   return __uint_as_float(k % 2 == 0 ? word << 16 : word & 0xffff0000u);
 }
 
-// The codes of a run as far as there are elements; the low nibble after an odd last one is 0.
+// Stores the codes of a run as far as there are elements; the low nibble after an odd last one is
+// 0.
 template <bool Full>
 __device__ __forceinline__ void store_codes(uint8_t *packed, uint32_t word, int64_t count) {
   if constexpr (Full) {
@@ -64,14 +65,14 @@ __device__ __forceinline__ void store_codes(uint8_t *packed, uint32_t word, int6
   }
 }
 
-// The codes of a run whose elements are all finite, where the buckets tell codes apart. Two
-// shuffles find the bucket: of the number in the low bits of the sum they take the last five.
+// The codes of a run whose elements are all finite, if the buckets tell codes apart. Two shuffles
+// find the bucket: they use the last five bits of the number in the low bits of the sum.
 template <class T>
 __device__ __forceinline__ uint32_t encode_run(const Run<T> &run, float inverse, Bucket entry) {
   uint32_t word = 0;
 #pragma unroll
   for (int i = kRun - 1; i >= 0; --i) {
-    // From the highest nibble down; the even element of a byte is in the higher one.
+    // Appends from the highest nibble down; the even element of a byte is in the higher nibble.
     const float v = multiply_rn(run_element(run, i ^ 1), inverse);
     const int bucket = __float_as_int(__fmaf_rd(v, kBucketsPerUnit, kIntegerInLowBits));
     const float threshold = __shfl_sync(kFullWarp, entry.threshold, bucket);
@@ -81,8 +82,8 @@ __device__ __forceinline__ uint32_t encode_run(const Run<T> &run, float inverse,
   return word;
 }
 
-// The same for any values and any codebook, by counting thresholds. It reads the elements
-// again, for the reason of finite_run_max().
+// The same for any values and any codebook, by counting thresholds. It reads the elements again,
+// for the reason given at finite_run_max().
 template <class T>
 __device__ __noinline__ uint32_t encode_slowly(const Quantizer &quantizer, const T *in,
                                                int64_t count, float inverse) {
@@ -92,7 +93,7 @@ __device__ __noinline__ uint32_t encode_slowly(const Quantizer &quantizer, const
   return word;
 }
 
-// The elements of one CTA. `Full`: all of them are in the tensor, and aligned.
+// Quantizes the elements of one CTA. With `Full`, all of them are in the tensor, and aligned.
 template <class Arch, class T, bool CallersCodebook, bool Full>
 __device__ __forceinline__ void quantize_cta(const QuantizeArgs &args) {
   const int lane = threadIdx.x % 32;
@@ -120,7 +121,7 @@ __device__ __forceinline__ void quantize_cta(const QuantizeArgs &args) {
   }
   if ((1 << args.blocksize_log2) > kTile) absmax = across_warps(absmax, args.blocksize_log2);
 
-  // The lane where a block begins stores its scale.
+  // The lane in which a block begins stores its scale.
   __shared__ float scales[kMaxScales];
   const int own = tile + lane % kSteps * kStep + lane / kSteps * (kSteps * kRun);
   if ((own & ((1 << args.blocksize_log2) - 1)) == 0) {
@@ -147,8 +148,8 @@ __device__ __forceinline__ void quantize_cta(const QuantizeArgs &args) {
   if (lane == 0) args.partial_sums[blockIdx.x] = sum;
 }
 
-// Threads for a multiprocessor to hold: at 1024 fp32 would spill its loads. fp16 spills 36
-// bytes a thread there, a caller's codebook up to 40.
+// The threads that a multiprocessor should hold: with 1024, fp32 would spill its loads. With 1024,
+// fp16 spills 36 bytes per thread, and a caller's codebook up to 40.
 template <class T>
 constexpr int kResident = sizeof(T) == 4 ? 768 : 1024;
 

@@ -1,5 +1,5 @@
-// The byte look-up table (LUT): for each byte of packed weights, its two codebook entries in 16
-// bits each, in shared memory.
+// The byte look-up table (LUT) in shared memory: for each byte of packed weights, its two codebook
+// entries in 16 bits each.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 namespace nf4::cuda {
 namespace {
 
-// 256 entries, 256 bytes apart, each with a copy for every lane: a lane reads its own bank, and its
-// address is the byte and the lane's offset, side by side.
+// 256 entries, 256 bytes apart, each with a copy for every lane. A lane reads its own bank; its
+// address consists of the byte and the lane's offset, side by side.
 class ByteLut {
  public:
   static constexpr int kLaneBytes = 4;
@@ -21,8 +21,8 @@ class ByteLut {
   __device__ __forceinline__ ByteLut(const uint8_t *lut, uint32_t lane_bytes)
       : lut_(lut), lane_(lane_bytes) {}
 
-  // The entries of byte Byte of a word. That of the high nibble, which comes first, is in the low
-  // half.
+  // Returns the entries of byte Byte of a word. The entry of the high nibble, which is the first
+  // element, is in the low half.
   template <int Byte>
   __device__ __forceinline__ uint32_t pair(uint32_t word) const {
     constexpr uint32_t kLaneThenByte = 0x5504 | Byte << 4;  // and zeros, the lane's second byte
@@ -34,8 +34,8 @@ class ByteLut {
   uint32_t lane_;
 };
 
-// The power of two that brings the codebook's largest entry to [1, 2), or to [2, 4) where its
-// inverse would be subnormal, so that 16 bits hold any codebook over it. 1 for the formats' own.
+// The power of two that scales the codebook's largest entry to [1, 2), or to [2, 4) if its inverse
+// would be subnormal, so that 16 bits hold any codebook. It is 1 for the formats' own codebooks.
 __device__ __forceinline__ float codebook_exponent(float entry) {
   constexpr uint32_t kExponent = 0x7f800000u, kLargest = 0x7e800000u;
   uint32_t largest = __float_as_uint(entry) & 0x7fffffffu;
@@ -48,7 +48,7 @@ __device__ __forceinline__ float codebook_exponent(float entry) {
 }
 
 // The codebook entry of this lane as a number of T, and the unit of entries. `rounded` is the
-// format's own codebook, `codebook` a caller's or NULL.
+// format's own codebook; `codebook` is a caller's or NULL.
 template <class T>
 __device__ __forceinline__ uint32_t lane_entry(const RoundedCodebook &rounded,
                                                const float *codebook, float &unit) {
@@ -64,13 +64,14 @@ __device__ __forceinline__ uint32_t lane_entry(const RoundedCodebook &rounded,
   return bits;
 }
 
-// Fills a LUT of Bytes bytes an entry and lane, 16 bytes at a time: Threads threads in whole warps
-// call it, numbered by `thread`, each with entry threadIdx.x % 16 of the codebook.
-// make(first, second) is four words for a byte.
+// Fills a LUT with Bytes bytes for each entry and lane, 16 bytes at a time. Threads threads in
+// whole warps call it, numbered by `thread`, each with entry threadIdx.x % 16 of the codebook.
+// make(first, second) returns four words for a byte.
 template <int Bytes, int Threads, class Entry, class Make>
 __device__ __forceinline__ void fill_lut(uint8_t *lut, int thread, Entry entry, Make make) {
-  constexpr int kVectors = 2 * Bytes;        // of 16 bytes, the copies of an entry
-  constexpr int kStep = Threads / kVectors;  // bytes on, whose low nibble is the same
+  constexpr int kVectors = 2 * Bytes;  // 16-byte vectors: the copies of an entry
+  // Distance to the next byte, whose low nibble is the same.
+  constexpr int kStep = Threads / kVectors;
   static_assert(kStep % kCodebookSize == 0);
   const int byte = thread / kVectors, vector = thread % kVectors;
   const Entry second = __shfl_sync(0xffffffffu, entry, byte, kCodebookSize);
@@ -81,7 +82,7 @@ __device__ __forceinline__ void fill_lut(uint8_t *lut, int thread, Entry entry, 
   }
 }
 
-// Two entries of 16 bits, for four lanes.
+// Packs two 16-bit entries for four lanes.
 __device__ __forceinline__ uint4 pack_entries(uint32_t first, uint32_t second) {
   const uint32_t pair = __byte_perm(first, second, 0x5410);
   return {pair, pair, pair, pair};

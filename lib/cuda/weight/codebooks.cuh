@@ -1,4 +1,4 @@
-// The formats' codebooks in device memory, by the rows of kFormats.
+// The formats' codebooks in device memory, indexed by the rows of kFormats.
 #pragma once
 
 #include <iterator>
@@ -23,7 +23,7 @@ constexpr DeviceCodebooks make_device_codebooks() {
 
 __device__ const DeviceCodebooks kDeviceCodebooks = make_device_codebooks();
 
-// The 16 floats to decode with: the caller's, or the format's.
+// The 16 floats to decode with: the caller's or the format's.
 __device__ __forceinline__ const float *device_codebook(const float *callers, int format_row) {
   return callers != nullptr ? callers : kDeviceCodebooks.of[format_row];
 }

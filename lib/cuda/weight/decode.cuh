@@ -1,6 +1,7 @@
-// Decode policies of the wgmma kernels: what the codes in a lane's byte are worth, as two numbers
-// of 16 bits. Each is a lane's view of a LUT that build<Threads>() fills, called by all consumers;
-// it returns the unit of the sums. `codebook` is a caller's, or NULL: the format's own, in `own`.
+// The decode policies of the wgmma kernels: they turn the codes in a lane's byte into two 16-bit
+// numbers. Each policy is a lane's view of a LUT that build<Threads>() fills; all consumers call
+// it, and it returns the unit of the sums. `codebook` is a caller's, or NULL for the format's own,
+// which is in `own`.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,8 +16,8 @@
 namespace nf4::cuda {
 namespace {
 
-// The address of a byte of a word, that of lane % 4 unless given, in a table of 256 entries, 256
-// bytes apart, in which each lane has its own copy of four.
+// Finds the entry for a byte of a word, byte lane % 4 unless given, in a table of 256 entries, 256
+// bytes apart, in which each lane reads one of four copies.
 class QuadLut {
  public:
   __device__ __forceinline__ explicit QuadLut(const uint8_t *lut) : QuadLut(lut, threadIdx.x % 4) {}
@@ -28,15 +29,15 @@ class QuadLut {
 
  private:
   static constexpr uint32_t kLaneBytes = 4;
-  // Bytes 2 and 3 of lane_ are 0 and the copy's offset; bytes 0 and 1 select: those two, the
-  // word's byte, and byte 2 for what is above.
+  // Bytes 2 and 3 of lane_ are 0 and the copy's offset. Bytes 0 and 1 select those two, the word's
+  // byte, and byte 2 for the bits above.
   static constexpr uint32_t kZeroZeroByteLane = 0x6607;
 
   const uint8_t *lut_;
   uint32_t lane_;
 };
 
-// Codebook entries in T, for scales on sums: the LUT of the skinny kernels.
+// Codebook entries in T, for scales that multiply sums: the LUT of the skinny kernels.
 template <class T>
 class LutEntries {
  public:
@@ -53,7 +54,7 @@ class LutEntries {
 
   __device__ __forceinline__ explicit LutEntries(const uint8_t *lut) : lut_(lut) {}
 
-  // Of this lane's byte of the word.
+  // Looks up this lane's byte of the word.
   __device__ __forceinline__ uint32_t operator()(uint32_t word) const {
     return *reinterpret_cast<const uint32_t *>(lut_.address(word));
   }
@@ -65,9 +66,9 @@ class LutEntries {
   QuadLut lut_;
 };
 
-// Weights in bf16, nearly as dequantize rounds: entries in fp16 times the scale. They are exact to
-// an eighth of the weights' rounding, and their errors cancel. Only for the formats' own codebooks:
-// a caller's may have small entries beside large ones.
+// Weights in bf16, nearly as dequantize rounds them: entries in fp16 times the scale. The products
+// are exact to an eighth of the weights' rounding, and their errors cancel. This is only for the
+// formats' own codebooks: a caller's may have small entries beside large ones.
 class LutScaledBf16 {
  public:
   using Element = __nv_bfloat16;
@@ -90,9 +91,9 @@ class LutScaledBf16 {
   LutEntries<__half> entries_;
 };
 
-// Weights in fp16, nearly as dequantize rounds: entries around one, as Format has them, which are
-// exact to a sixth of the weights' rounding. Only for the formats' own codebooks, and scales that
-// are multiplied by their unit.
+// Weights in fp16, nearly as dequantize rounds them: entries around one (RoundedCodebook's
+// around_one), which are exact to a sixth of the weights' rounding. This is only for the formats'
+// own codebooks, and for scales that are multiplied by their unit.
 class LutScaledFp16 {
  public:
   using Element = __half;
@@ -111,9 +112,9 @@ class LutScaledFp16 {
     return pack_pair(__half{}, scaled(entries.x, scale), scaled(entries.y, scale));
   }
 
-  // Both entries of a look-up.
+  // Returns both entries of a look-up.
   static __device__ __forceinline__ float2 around_one(uint32_t pair) {
-    constexpr uint32_t kHalf = 0x3f000000;  // 0.5, whose other bits are an entry's or 0
+    constexpr uint32_t kHalf = 0x3f000000;  // 0.5; its other bits are an entry's or 0
     return {__uint_as_float(__byte_perm(pair, kHalf, 0x7104)),
             __uint_as_float(__byte_perm(pair, kHalf, 0x7324))};
   }

@@ -1,8 +1,8 @@
-// Decoding of integer codes to 16-bit numbers, two at a time, without a LUT. A masked nibble is the
-// low bits of a number of T: in bf16 of a subnormal one, in fp16 of 1024 + what they are. An FMA
-// makes (q - z) / unit of it, which is exact, and a product with the scale rounds as dequantize.
-// Cost of two weights: PRMT, LOP3, HFMA2, and HMUL2 if they are scaled (and HFMA2 if the scale has
-// more bits than T).
+// Decodes integer codes to 16-bit numbers, two at a time, without a LUT. A masked nibble becomes
+// the low bits of a number of T: of a subnormal one in bf16, of 1024 plus the nibble in fp16. An
+// FMA turns that into (q - z) / unit, which is exact, and a product with the scale rounds like
+// dequantize. Two weights cost PRMT, LOP3, HFMA2, and HMUL2 if they are scaled (and another HFMA2
+// if the scale has more bits than T).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,9 +16,10 @@
 namespace nf4::cuda {
 namespace {
 
-// Of a row and K-step.
+// The scale of a row and K-step.
 struct Int4Scale {
-  uint32_t scale;       // a float where it multiplies sums; else in T, and what T cuts off (high)
+  // A float if it multiplies sums; otherwise in T, with the bits that T cuts off above.
+  uint32_t scale;
   uint32_t minus_zero;  // -z / unit in T, twice
 };
 
@@ -44,8 +45,8 @@ __device__ __forceinline__ uint32_t as_bits(P pair) {
   return *reinterpret_cast<const uint32_t *>(&pair);
 }
 
-// What makes numbers of nibbles: bits (v & mask | magic) * multiplier + addend of a 16-bit number,
-// where a nibble is in bits 0 to 3 (the low half of each constant) or 4 to 7 (the high half).
+// Turns nibbles into numbers: bits (v & mask | magic) * multiplier + addend of a 16-bit number. The
+// nibble is in bits 0 to 3 (the low half of each constant) or 4 to 7 (the high half).
 template <class T>
 struct NibbleNumber;
 template <>
@@ -63,8 +64,9 @@ struct NibbleNumber<__half> {  // 1024 + q or 1024 + 16 q; multiplied by 1 or 1 
   static constexpr uint32_t kAddends = 0xd400e400;  // -64, -1024
 };
 
-// Which nibbles of its words a lane uses. bytes() brings a pair's to bytes 0 and 2; the rest is
-// what to make of them. half: of the lane's two rows.
+// The policies below say which nibbles of its words a lane uses. bytes() brings those of a pair to
+// bytes 0 and 2, and mask, multiplier and addend turn them into numbers; `half` is one of the
+// lane's two rows.
 
 // Two neighbours along k are byte lane % 4 of a word, the low nibble first.
 template <class T>
@@ -82,8 +84,8 @@ class NibblesOfByte {
   const uint32_t select_ = threadIdx.x % 4 * 0x1111;
 };
 
-// Two neighbours along k are the same nibble of a word's halves: of the first row the low nibble,
-// of the second the high nibble of the half's byte warp % 2.
+// Two neighbours along k are the same nibble of the two halves of a word: the low nibble for the
+// first row, the high nibble for the second, in byte warp % 2 of the half.
 template <class T>
 class NibblesOfHalves {
  public:
@@ -117,7 +119,7 @@ struct NibblesOf<T, NF4_INT4_AWQ> {
   using Type = NibblesOfHalves<T>;
 };
 
-// (q - z) / unit, for scales on sums.
+// (q - z) / unit, for scales that multiply sums.
 template <class T, class Nibbles>
 class Int4Codes {
  public:
@@ -142,7 +144,7 @@ class Int4Codes {
   }
 
  private:
-  // One LOP3: of two constants the compiler makes two.
+  // This is one LOP3; with two constants the compiler makes two.
   static __device__ __forceinline__ uint32_t masked_number(uint32_t bytes, uint32_t mask) {
     constexpr uint32_t kMagic = NibbleNumber<T>::kMagic;
     if constexpr (kMagic == 0) return bytes & mask;
@@ -154,8 +156,9 @@ class Int4Codes {
   const Nibbles nibbles_;
 };
 
-// Weights over the unit, as dequantize rounds them where the scale is one of T. Else they are
-// rounded from the sum of its two parts' products, of which the smaller is rounded too.
+// Weights over the unit, rounded as dequantize rounds them if the scale is a number of T. Otherwise
+// they are rounded from the sum of the products of the scale's two parts, and the smaller product
+// is rounded too.
 template <class T, class Nibbles>
 class Int4Scaled : public Int4Codes<T, Nibbles> {
  public:

@@ -1,5 +1,5 @@
-// Layouts of integer weights, as RowPacked in layout.cuh: where the codes of a K-tile lie in shared
-// memory, and which of them a lane of a wgmma consumer multiplies.
+// The layouts of integer weights, like RowPacked in layout.cuh: where the codes of a K-tile lie in
+// shared memory, and which of them a lane of a wgmma consumer multiplies.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ template <int TileN>
 struct RowPackedLayout : RowPacked {
   static constexpr nf4_int4_layout kLayout = NF4_INT4_COMPRESSED_TENSORS;
   static constexpr bool kScalesByGroup = false;  // [n][group]
-  // Of the zero of row i of a few neighbours in a word, from the first's.
+  // The shift of the zero of row i among a few neighbours in a word, relative to the first.
   static __device__ __forceinline__ int zero_shift(int i) { return i * 4; }
 };
 
-// GPTQ: [k / 8][n] words. A K-tile is 16 rows of TileN words. The quad's rows are 2g and 2g + 1, so
-// that one load has the words of both and no two lanes of a load share a bank. Of each word a lane
-// uses byte lane % 4, as of RowPacked's.
+// GPTQ: [k / 8][n] words. A K-tile is 16 rows of TileN words. The rows of a quad are 2g and 2g + 1,
+// so that one load has the words of both and no two lanes of a load share a bank. A lane uses byte
+// lane % 4 of each word, as in RowPacked.
 template <int TileN>
 struct GptqLayout {
   static constexpr nf4_int4_layout kLayout = NF4_INT4_GPTQ;
@@ -36,7 +36,7 @@ struct GptqLayout {
                                                    int n, uint64_t *barrier) {
     load_columns(stage, map, k_tile * kWordRows * 8, n, barrier);
   }
-  // Those from a column on that begins a word.
+  // Loads the words from a column on that begins a word.
   static __device__ __forceinline__ void load_columns(uint8_t *stage, const void *map, int column,
                                                       int n, uint64_t *barrier) {
     tma_load_2d(stage, map, n, column / 8, barrier);
@@ -45,7 +45,7 @@ struct GptqLayout {
     tma_prefetch_2d(map, n, k_tile * kWordRows);
   }
 
-  // The words of a step that a quad reads, by rows of words: of rows 2g and 2g + 1.
+  // The words of a step that a quad reads, by rows of words, for rows 2g and 2g + 1.
   struct Words {
     uint2 words[kWordRows / 2];
   };
@@ -73,17 +73,17 @@ struct GptqLayout {
   }
 };
 
-// AWQ: [k][n / 8] words. A K-tile is 128 rows of TileN / 2 bytes, in the swizzle of as many. Of 16
-// bytes of eight of them, which are 8 columns of 32 rows, a transposing ldmatrix gives a lane half
-// a word of columns 2t and 2t + 1 side by side: nibbles of four rows, of which a warp takes two and
-// its neighbour two.
+// AWQ: [k][n / 8] words. A K-tile is 128 rows of TileN / 2 bytes, in the swizzle of that width. A
+// transposing ldmatrix reads 16 bytes of eight rows, which are 8 columns of 32 weight rows. It
+// gives a lane half a word of columns 2t and 2t + 1, side by side: nibbles of four rows, two for
+// its warp and two for the neighbouring warp.
 template <int TileN>
 struct AwqLayout {
   static constexpr nf4_int4_layout kLayout = NF4_INT4_AWQ;
   static constexpr bool kScalesByGroup = true;
   static __device__ __forceinline__ int zero_shift(int i) { return i % 2 * 16 + i / 2 * 4; }
   static constexpr int kTileCols = 128;
-  static constexpr int kRowBytes = TileN / 2;  // of a column of the weight
+  static constexpr int kRowBytes = TileN / 2;  // per column of the weight
   static constexpr int kRowDistance = 2;
   static constexpr bool kWarpPairs = true;
   static_assert(kRowBytes == 64 || kRowBytes == 128);
@@ -100,17 +100,18 @@ struct AwqLayout {
     tma_prefetch_2d(map, n / 2, k_tile * kTileCols);
   }
 
-  // Of a step, by 8 columns.
+  // The words of a step, by 8 columns.
   struct Words {
     uint32_t words[2][4];
   };
 
-  // Half g of the eight halves of words of 32 rows has rows 8 (g / 2) + g % 2 and 2, 4, 6 further
-  // on. An odd warp's lie 4 after its neighbour's, but those that it stores 16 after.
+  // Half g of the eight halves of words of 32 rows has rows 8 (g / 2) + g % 2 and those 2, 4 and 6
+  // after it. The rows of an odd warp lie 4 after its neighbour's, but the rows that it stores 16
+  // after.
   static __device__ __forceinline__ int lane_row(int lane) {
     return lane / 8 * 8 + lane / 4 % 2 - static_cast<int>(threadIdx.x / 32 % 2) * 12;
   }
-  // Of the 16 bytes whose address this lane gives, of column `lane`.
+  // The offset of the 16 bytes whose address this lane gives, those of column `lane`.
   static __device__ __forceinline__ int lane_offset(int row) {
     const int column = static_cast<int>(threadIdx.x % 32);
     const int swizzle = kRowBytes == 64 ? column / 2 % 4 : column % 8;

@@ -1,5 +1,5 @@
-// What every kernel gets of a weight of integers. No CUDA types, so that args are filled in
-// ordinary C++.
+// The description of an integer weight that every kernel gets. No CUDA types, so that arguments are
+// filled in ordinary C++.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace nf4::cuda {
 
-// The first member of each kernel's args, as WeightView is. core/int4.hpp says where codes, zeros
+// The first member of each kernel's args, like WeightView. core/int4.hpp says where codes, zeros
 // and scales lie.
 struct Int4View {
   const uint32_t *packed;
@@ -18,11 +18,11 @@ struct Int4View {
   const int32_t *permutation;  // NULL: the identity
   int64_t rows;
   int64_t cols;
-  int64_t group_size;  // columns; cols if there is one group
+  int64_t group_size;  // in columns; cols if there is one group
   int64_t groups;
   uint32_t zero_offset;
   nf4_int4_layout layout;
-  bool fp16_scales;  // else bf16
+  bool fp16_scales;  // otherwise bf16
 };
 
 inline Int4View view_of(const Int4Weight &weight) {

@@ -1,5 +1,5 @@
-// What the scale of a quantization block is: one policy for each way that a weight stores its
-// scales. A kernel fetches what a scale is made of early, and finishes it when it is needed, so
+// The scale of a quantization block: one policy for each way in which a weight stores its scales. A
+// kernel fetches the stored parts of a scale early and finishes the scale when it is needed, so
 // that the latency of the loads overlaps with other work.
 #pragma once
 
@@ -14,8 +14,8 @@
 namespace nf4::cuda {
 namespace {
 
-// The load instructions that a policy may be given. The compiler may move LoadNc above
-// griddepcontrol.wait, so a kernel that uses it needs its order checked in SASS.
+// The load instructions that a policy may use. The compiler may move LoadNc above
+// griddepcontrol.wait, so the order must be checked in the SASS of a kernel that uses it.
 struct LoadNc {
   template <class T>
   static __device__ __forceinline__ T load(const T *address) {
@@ -29,12 +29,12 @@ struct LoadGlobal {
   }
 };
 
-// absmax has the scales themselves.
+// The scales themselves are in absmax.
 struct FlatScales {
   static constexpr bool kNested = false;
-  static constexpr int kTableSize = 0;  // of ScaleTable
+  static constexpr int kTableSize = 0;  // the size of ScaleTable
   using Stored = float;                 // one scale in absmax
-  using Quad = float4;                  // four of them
+  using Quad = float4;                  // four scales
   struct Fetched {
     float absmax;
   };
@@ -43,7 +43,7 @@ struct FlatScales {
   static __device__ __forceinline__ Fetched fetch(const WeightView &weight, int64_t block) {
     return {Load::load(static_cast<const Stored *>(weight.absmax) + block)};
   }
-  // Into L2, which is allowed while the predecessor still writes.
+  // Prefetches into L2, which is allowed while the predecessor still writes.
   static __device__ __forceinline__ void prefetch(const WeightView &weight, int64_t block) {
     prefetch_l2_sector(static_cast<const Stored *>(weight.absmax) + block);
   }
@@ -54,12 +54,12 @@ struct FlatScales {
   static __device__ __forceinline__ float of_quad(const Quad *quad, int index) {
     return reinterpret_cast<const float *>(quad)[index];
   }
-  // The quad without its last, after a first.
+  // A first scale, followed by the quad without its last one.
   static __device__ __forceinline__ Quad prepend(Stored first, const Quad &quad) {
     return {first, quad.x, quad.y, quad.z};
   }
 
-  // Scales by 32-bit offsets from a block on.
+  // Reads scales by 32-bit offsets from a block on.
   class Cursor {
    public:
     __device__ __forceinline__ Cursor(const WeightView &weight, int64_t first_block)
@@ -70,7 +70,7 @@ struct FlatScales {
     }
 
    private:
-    const char *absmax_;  // in bytes, to which the compiler adds 4 block in one instruction
+    const char *absmax_;  // in bytes; the compiler adds 4 block to it in one instruction
   };
 
   // The scales of two blocks in one load, from an even block on.
@@ -98,7 +98,7 @@ struct FlatScales {
       return {Load::load(
           reinterpret_cast<const float4 *>(static_cast<const Stored *>(weight.absmax) + block))};
     }
-    // Of blocks 2 pair and 2 pair + 1.
+    // Returns the scales of blocks 2 pair and 2 pair + 1.
     template <class Table>
     __device__ __forceinline__ float2 finish(int pair, const Table &) const {
       return pair == 0 ? float2{absmax.x, absmax.y} : float2{absmax.z, absmax.w};
@@ -106,14 +106,14 @@ struct FlatScales {
   };
 };
 
-// absmax has scale codes, which are quantized in blocks of their own.
+// absmax has scale codes, which are quantized in nested blocks.
 struct NestedScales {
   static constexpr bool kNested = true;
   static constexpr int kTableSize = kScaleCodeSize;
   using Stored = uint8_t;
   using Quad = uint32_t;
   struct Fetched {
-    float absmax;  // nested
+    float absmax;  // the absmax of the nested block
     uint32_t code;
   };
 
@@ -153,10 +153,10 @@ struct NestedScales {
    private:
     const Stored *absmax_;
     const float *nested_absmax_;
-    int phase_;  // of the first block in its nested block
+    int phase_;  // place of the first block in its nested block
   };
 
-  // Both in one nested block, which has two or more.
+  // Both blocks are in one nested block, which has two or more.
   struct Pair {
     uint16_t codes;
     float absmax;
@@ -174,7 +174,7 @@ struct NestedScales {
     }
   };
 
-  // All of them in one nested block.
+  // All blocks are in one nested block.
   struct Vector {
     static constexpr int kBlocks = 8;
     uint2 codes;
@@ -195,16 +195,15 @@ struct NestedScales {
   };
 };
 
-// What finish() looks codes up in: nested_code in shared memory, where a look-up by 32 lanes is
-// cheap, and nested_offset. Flat scales need neither.
+// The table in which finish() looks codes up: nested_code in shared memory, where a look-up by 32
+// lanes is cheap, and nested_offset. Flat scales need neither.
 template <class Scales>
 class ScaleTable {
  public:
-  // `entries`: shared, Scales::kTableSize.
+  // `entries` is in shared memory and has Scales::kTableSize floats.
   __device__ __forceinline__ explicit ScaleTable(float *entries) : entries_(entries), offset_(0) {}
 
-  // All threads of the CTA, which are Threads, call it. A barrier must follow unless
-  // Scales::kTableSize is 0.
+  // All Threads threads of the CTA call it. A barrier must follow unless Scales::kTableSize is 0.
   template <class Load, int Threads>
   __device__ __forceinline__ void load(const WeightView &weight) {
     if constexpr (Scales::kTableSize > 0) {
@@ -216,7 +215,7 @@ class ScaleTable {
     }
   }
 
-  // The same by cp.async, which the caller waits for before the barrier.
+  // The same with cp.async; the caller waits for the copies before the barrier.
   template <class Load, int Threads>
   __device__ __forceinline__ void load_async(const WeightView &weight) {
     if constexpr (Scales::kTableSize > 0) {

@@ -1,5 +1,5 @@
-// fp32 as two parts of fp16, for products in fp32 on tensor cores; and the byte LUT of such
-// entries.
+// Splits fp32 into two parts of fp16, for fp32 products on tensor cores, and makes the byte LUT of
+// such entries.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -13,9 +13,9 @@
 namespace nf4::cuda {
 namespace {
 
-// Powers of two: `scale` brings numbers up to `largest` to [2^14, 2^15), near fp16's end, and
-// `unit` back to the power of two below `largest`. What is 2^-40 of the largest is lost. A largest
-// that is not finite is taken for a finite one.
+// Powers of two: `scale` brings numbers up to `largest` to [2^14, 2^15), near the end of fp16, and
+// `unit` brings them back to the power of two below `largest`. Bits below 2^-40 of the largest are
+// lost. A largest that is not finite is treated as a finite one.
 struct SplitUnit {
   static constexpr uint32_t kBias = 127, kTop = 14;
   static constexpr float kToOne = 1.0f / (1 << kTop);  // from there to [1, 2)
@@ -29,8 +29,8 @@ struct SplitUnit {
   }
 };
 
-// The high parts of two numbers over a unit, and what these leave. A number that is not finite
-// leaves a NaN.
+// The high parts of two numbers over a unit, and the remainders. A number that is not finite leaves
+// a NaN.
 __device__ __forceinline__ void split_pair(float first, float second, float scale, uint32_t &high,
                                            uint32_t &low) {
   first = multiply_rn(first, scale);
@@ -40,7 +40,8 @@ __device__ __forceinline__ void split_pair(float first, float second, float scal
   low = pack_pair(__half{}, first - rounded.x, second - rounded.y);
 }
 
-// As ByteLut, entries of 8 bytes: the high parts of a byte's two numbers, and their low parts.
+// Like ByteLut, with entries of 8 bytes: the high parts of a byte's two numbers, and their low
+// parts.
 class SplitLut {
  public:
   static constexpr int kLaneBytes = 8;
@@ -59,7 +60,7 @@ class SplitLut {
   uint32_t lane_;
 };
 
-// Fills it; returns the unit of entries. All Threads threads of the CTA call it, each with entry
+// Fills it and returns the unit of entries. All Threads threads of the CTA call it, each with entry
 // threadIdx.x % 16 of the codebook.
 template <int Threads>
 __device__ __forceinline__ float fill_split_lut(uint8_t *lut, float entry) {

@@ -1,5 +1,6 @@
 // W^T as a kind of weight: dX = dY W is the matmul of dY with it. Its rows are the columns of the
-// stored matrix and its columns the rows; all else is of the stored matrix. No CUDA types.
+// stored matrix, and its columns are the rows; everything else describes the stored matrix. No CUDA
+// types.
 #pragma once
 
 #include "problem.hpp"
@@ -9,10 +10,10 @@ namespace nf4::cuda {
 struct TransposedWeight : Weight {};
 using GradProblem = MatmulProblemOf<TransposedWeight>;
 
-// Of experts, the weight of one (matmul_grouped/stack.hpp).
+// For experts, this is the weight of one expert (matmul_grouped/stack.hpp).
 inline int64_t rows_of_expert(const TransposedWeight &weight, int32_t) { return weight.rows; }
 
-// Of a problem whose x is dY and whose y is dX.
+// Makes the problem whose x is dY and whose y is dX.
 inline GradProblem transposed(const MatmulProblem &problem) {
   GradProblem grad{};
   static_cast<Weight &>(grad.weight) = problem.weight;

@@ -1,4 +1,5 @@
-// The layout of W^T for the wgmma kernels, as RowPacked in layout.cuh, and how its codes decode.
+// The layout of W^T for the wgmma kernels, like RowPacked in layout.cuh, and the decoding of its
+// codes.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +14,14 @@ namespace nf4::cuda {
 namespace {
 
 // NF4 and FP4 are stored as [n][k / 2] bytes; rows of W^T run along k, its columns along n. A
-// K-tile is 128 stored rows of TileN / 2 bytes, in the swizzle of as many. Of 16 bytes of eight of
-// them, which are 8 columns of 32 rows, a transposing ldmatrix gives a lane two bytes of columns 2t
-// and 2t + 1 side by side: four rows, of which a warp takes two and its neighbour two.
+// K-tile is 128 stored rows of TileN / 2 bytes, in the swizzle of that width. A transposing
+// ldmatrix reads 16 bytes of eight stored rows, which are 8 columns of 32 rows of W^T. It gives a
+// lane two bytes of columns 2t and 2t + 1, side by side: four rows, two for its warp and two for
+// the neighbouring warp.
 template <int TileN>
 struct TransposedLayout {
   static constexpr int kTileCols = 128;
-  static constexpr int kRowBytes = TileN / 2;  // of a column of W^T
+  static constexpr int kRowBytes = TileN / 2;  // per column of W^T
   static constexpr int kRowDistance = 1;
   static constexpr bool kWarpPairs = true;
   static_assert(kRowBytes == 64);
@@ -36,7 +38,7 @@ struct TransposedLayout {
     tma_prefetch_2d(map, n / 2, k_tile * kTileCols);
   }
 
-  // Of a step, by 8 columns.
+  // The words of a step, by 8 columns.
   struct Words {
     uint32_t words[2][4];
   };
@@ -44,11 +46,11 @@ struct TransposedLayout {
   static __device__ __forceinline__ int odd_warp() {
     return static_cast<int>(threadIdx.x / 32 % 2);
   }
-  // Rows 4g and 4g + 1 of a pair of warps, 2 further on in an odd one.
+  // The rows are 4g and 4g + 1 of a pair of warps; an odd warp has those 2 further on.
   static __device__ __forceinline__ int lane_row(int lane) {
     return lane / 4 * 4 + odd_warp() * (2 - 16);
   }
-  // Of the 16 bytes whose address this lane gives, of column `lane`.
+  // The offset of the 16 bytes whose address this lane gives, those of column `lane`.
   static __device__ __forceinline__ int lane_offset(int row) {
     const int column = static_cast<int>(threadIdx.x % 32);
     return column * kRowBytes + (row / 32 ^ column / 2 % 4) * 16;
@@ -75,9 +77,10 @@ struct TransposedLayout {
   }
 };
 
-// Weights in T, rounded as LutScaledBf16 and LutScaledFp16 round them: a look-up for each stored
-// byte, which has a column of both rows. In bf16 also by scales in fp16, whose products with
-// entries are rounded to fp16 first: the norm of the errors is 1.02 times that.
+// Weights in T, rounded like those of LutScaledBf16 and LutScaledFp16, with a look-up for each
+// stored byte, which has a column of both rows. In bf16 there are also scales in fp16, whose
+// products with entries are first rounded to fp16; the norm of the errors is then 1.02 times as
+// large.
 template <class T>
 class TransposedDecode {
   static constexpr bool kFp16 = std::is_same_v<T, __half>;
@@ -97,7 +100,7 @@ class TransposedDecode {
   __device__ __forceinline__ explicit TransposedDecode(const uint8_t *lut)
       : first_(lut, Layout::odd_warp()), second_(lut, Layout::odd_warp() + 2) {}
 
-  // Of both rows, columns 2t and 2t + 1, which have these scales.
+  // Returns both rows of columns 2t and 2t + 1, which have these scales.
   __device__ __forceinline__ uint2 operator()(uint32_t word, float2 scales) const {
     const float2 first = entries(first_.address(word)), second = entries(second_.address(word));
     return {pack_pair(T{}, scaled(first.x, scales.x), scaled(second.x, scales.y)),

@@ -1,4 +1,5 @@
-// What every kernel gets of a weight. No CUDA types, so that args are filled in ordinary C++.
+// The description of a weight that every kernel gets. No CUDA types, so that arguments are filled
+// in ordinary C++.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +17,10 @@ struct WeightView {
   const float *nested_absmax;
   const float *nested_code;
   const float *nested_offset;
-  const float *codebook;  // NULL: the format's own
+  const float *codebook;  // NULL: the format's own codebook
   int64_t rows;
   int64_t cols;
-  int32_t format_row;  // of kFormats
+  int32_t format_row;  // row of kFormats
   int32_t blocksize_log2;
   int32_t nested_blocksize_log2;  // -1 if flat
 };

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests" / "bench"), str(ROOT / "tests" / "python" / "abi")]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "python" / "abi")]
 _RECORDED = json.loads((ROOT / "docs" / "bench" / "figures.json").read_text())
 
 

@@ -33,5 +33,5 @@ def test_rows():
 def test_a_wrong_result_is_not_timed(monkeypatch):
     monkeypatch.setattr(cpu_layers, "MOST_ERROR", -1)
     monkeypatch.setattr(cpu_layers, "turn", None)
-    with pytest.raises(WrongResult, match="M = 1: the forms differ"):
+    with pytest.raises(WrongResult, match="M = 1: an error of "):
         cpu_layers.run([(64, 128)], 1)

@@ -13,10 +13,9 @@ if not hasattr(torch.nn.functional, "grouped_mm"):
     pytest.skip("torch without grouped_mm", allow_module_level=True)
 
 from bench_fakes import bench  # noqa: E402
-from nf4bench import experts, experts_decode, experts_host, experts_pages, pages  # noqa: E402
+from nf4bench import experts, experts_decode, experts_pages  # noqa: E402
 from nf4bench.check import WrongResult  # noqa: E402
 from nf4bench.experts_cases import DENSE, DEQUANTIZED, GROUPED_NF4, Group, Model  # noqa: E402
-from nf4bench.table import NOTHING  # noqa: E402
 
 SMALL = Model("small", 4, 64, 128, 2)
 GROUPS = [
@@ -31,7 +30,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler takes longer than all the rest."""
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
     monkeypatch.setattr(experts_decode, "CONTEXT", 8)
-    monkeypatch.setattr(experts_host, "host_times", lambda gpu, work: host_times(work))
+    monkeypatch.setattr(experts, "host_times", lambda gpu, work: host_times(work))
 
 
 def host_times(work: dict) -> dict:
@@ -53,7 +52,7 @@ def test_from_groups_to_the_page(eager: None) -> None:
     # Two of four experts have a token: packed bytes, their scales, and the scales of those.
     first = found["rows"][0]
     assert first["active"] == 2 and first["bytes"] == 2 * 256 * 64 * (1 / 2 + 1 / 64 + 4 / 64 / 256)
-    assert [each["name"] for each in found["call"]][-1] == experts_host.DENSE
+    assert [each["name"] for each in found["call"]][-1] == experts.GROUPED_MM
     decoded = {each["name"]: each for each in found["decode"]["forms"]}
     assert list(decoded) == ["libnf4", "dense, grouped_mm", "dense, batched_mm"]
     assert 0 < decoded["libnf4"]["error"] < 0.05
@@ -81,13 +80,3 @@ def test_a_wrong_product_ends_it(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(WrongResult, match=f"^{name}: small gate_up, 1 tokens: "):
         experts.rows(made, {DENSE: peer}, GROUPS, print)
     assert made.gpu.measured == 0
-
-
-def test_readme_has_rows_of_it() -> None:
-    wanted = [row for name, row in pages.README_ROWS if name == "experts"]
-    peers = {DENSE: {"ratio": 2.5}, DEQUANTIZED: {"ratio": 7.0}}  # bitsandbytes has no product
-    made = pages._readme_row(
-        "experts", {**wanted[0], "us": 50.04, "gb_per_s": 1234.4, "peers": peers}
-    )
-    assert made["work"] == "Qwen3-30B-A3B, experts of a layer, 1 token"
-    assert (made["us"], made["bitsandbytes"], made["dense"]) == ("50.0", NOTHING, "2.50x")

@@ -27,8 +27,8 @@ from nf4bench import (  # noqa: E402
     families_cases,
     families_pages,
     families_products,
-    families_tables,
     modes,
+    table,
     training,
 )
 from nf4bench.check import WrongResult  # noqa: E402
@@ -76,8 +76,8 @@ def test_from_a_build_to_the_page(small: None) -> None:
 def test_a_ratio_is_over_the_better_of_both() -> None:
     forms = {"bitsandbytes": 20.0, "dequantize + dense": 10.0, "drop-in": 15.0}
     row = {"forms": {form: {"us": us} for form, us in forms.items()}}
-    assert families_tables.over(row, "drop-in", "bitsandbytes") == 0.75
-    assert families_tables.over(row, "drop-in", "bitsandbytes", "dequantize + dense") == 1.5
+    assert table.over(row, "drop-in", "bitsandbytes") == 0.75
+    assert table.over(row, "drop-in", "bitsandbytes", "dequantize + dense") == 1.5
 
 
 def test_the_drop_in_alone_is_served(small: None, monkeypatch: pytest.MonkeyPatch) -> None:

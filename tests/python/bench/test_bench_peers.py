@@ -125,7 +125,7 @@ print(compared, "compared")
 
 def _in_process(program: str, **environment: str) -> str:
     """What a program prints that has the bench and nf4 on its path."""
-    places = [str(bench_path.ROOT / "tests" / "bench"), str(Path(nf4.__file__).parents[1])]
+    places = [str(bench_path.ROOT / "bench"), str(Path(nf4.__file__).parents[1])]
     done = subprocess.run(
         [sys.executable, "-c", program, *places], env=os.environ | environment,
         capture_output=True, text=True, check=False,

@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from bench_path import figures, matmul_row, peer, row, timing
+from bench_path import figures, matmul_row, peer, row
 
 if importlib.util.find_spec("matplotlib") is None:
     pytest.skip("matplotlib is not installed", allow_module_level=True)
@@ -22,15 +22,11 @@ from nf4bench import plots  # noqa: E402
 
 readme_table = importlib.import_module("readme_table")
 
-BOUNDS = {
-    "read": {"variant": 0, "bytes": 2_000_000, **timing(1.0)},
-    "write": {"variant": 0, "bytes": 8_000_000, **timing(4.0)},
-}
 SQUARE = {"shape": [4096, 4096]}
 BENCH = figures(
-    "bench", row(**BOUNDS), row(8.0, launch="pdl"),
+    "bench", row(), row(8.0, launch="pdl"),
     row(40.0, **SQUARE, bytes=40_000_000, peers={"triton": peer(80.0, 40.0)}),
-    row(60.0, **SQUARE, bytes=80_000_000, dtype="fp32", **BOUNDS),
+    row(60.0, **SQUARE, bytes=80_000_000, dtype="fp32"),
     # None of these is drawn.
     row(nested=False), row(format="fp4"), row(placement="out + 1 element"),
     row(shape=[4097, 4095]), row(work="quantize"),
@@ -62,24 +58,11 @@ def lines(axes) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_what_is_drawn_of_dequantize() -> None:
-    figure, (bars, percent, speed) = pyplot.subplots(1, 3)
+    figure, bars = pyplot.subplots()
     plots.speedup(bars, BENCH)
     found = {group.get_label(): [bar.get_height() for bar in group] for group in bars.containers}
     assert found == {"bitsandbytes": [2.5], "Triton": [2.0]}
     assert [each.get_text() for each in bars.get_xticklabels()] == ["4096×1024", "4096×4096"]
-    plots.of_roofline(percent, BENCH)
-    megabytes = 4096 * 4096 / 1e6
-    assert lines(percent) == {
-        "bf16": [(megabytes / 2, 90), (megabytes * 2, pytest.approx(22.5))],
-        "fp32": [(megabytes * 4, 15)], "bf16, early start (PDL)": [(megabytes / 2, 112.5)],
-    }  # fmt: skip
-    plots.roofline(speed, BENCH)
-    found = lines(speed)
-    # Each roofline is of its own bytes.
-    assert found["limit: reads alone"] == [(2, 2000)]
-    assert found["limit: writes alone"] == [(8, 2000)]
-    assert found["limit: the same bytes"][0] == (10, pytest.approx(10_000 / 9))
-    assert found["libnf4, bf16"] == [(10, 1000), (40, 250)]
     pyplot.close(figure)
 
 
@@ -145,15 +128,12 @@ def test_plots_are_written_alike_and_stale_for_other_figures(
     assert plots.write(tmp_path, name, made) == wanted and plots.stale(tmp_path, name, made) == []
     first = {path: path.read_bytes() for path in wanted}
     for path in wanted:
-        if path.suffix == ".svg":
-            assert ElementTree.parse(path).getroot().tag.endswith("svg")
-        else:
-            assert pyplot.imread(path).std() > 0.01
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
     plots.write(tmp_path, name, made)
     assert first == {path: path.read_bytes() for path in wanted}
     assert plots.stale(tmp_path, name, made | {"torch": "3"}) == wanted
-    wanted[1].unlink()
-    assert plots.stale(tmp_path, name, made) == wanted[1:2]
+    wanted[0].unlink()
+    assert plots.stale(tmp_path, name, made) == wanted[:1]
 
 
 def test_everything_shown_is_made_from_the_figures_and_checked(
@@ -174,12 +154,12 @@ def test_everything_shown_is_made_from_the_figures_and_checked(
     stamped = {"bench": BENCH, "challenge": figures("challenge"), "call": figures("call")}
     (folder / "figures.json").write_text(json.dumps(stamped))
     status, said = make("--check")
-    assert status == 1 and said.count("not made from figures.json") == 3 + 6
+    assert status == 1 and said.count("not made from figures.json") == 2 + 1
     for name in ("matmul", "matmul-sweep", "models", "sweep"):
         assert f"there are no figures of {name}, which is left out" in said
     assert make()[0] == 0 and make("--check")[0] == 0
     readme = (tmp_path / "README.md").read_text()
-    assert readme.startswith("a\n<!-- bench:begin -->\nOne GPU of a test")
+    assert readme.startswith("a\n<!-- bench:begin -->\nMeasured on one GPU of a test")
     assert readme.endswith("<!-- bench:end -->\nb\n")
     before = (folder / "README.md").read_text()
     (folder / "figures.json").write_text(json.dumps(stamped | {"matmul": MATMUL}))

@@ -233,8 +233,8 @@ def test_a_library_that_is_not_built_or_of_other_sources_is_named(tmp_path: Path
         Library(tmp_path)
     source = tmp_path / "empty.c"
     source.write_text("int nf4_bench_dequant_traffic_variants(void) { return 1; }\n")
-    (tmp_path / "tests").mkdir()
-    compile_c(source, tmp_path / "tests" / "libnf4_bench.so", "-shared", "-fPIC")
+    (tmp_path / "bench").mkdir()
+    compile_c(source, tmp_path / "bench" / "libnf4_bench.so", "-shared", "-fPIC")
     with pytest.raises(LibraryMissing, match="is not of these sources.*nf4_bench_has_pdl"):
         Library(tmp_path)
 

@@ -55,27 +55,13 @@ TABLES = [
     (tables.rows(NONE, ["bitsandbytes"]), {"plain": row(format="fp4", as_calls=timing(50.0))},
      "dequantize | 4096×1024 | bf16 | nested, FP4 | 10.0 | 1000 | 90% | – | – | "
      "25.0 (2.50x of 50.0)"),
-    (tables.SPREADS, row(),
-     "dequantize | 4096×1024 | bf16 | nested | plain | 256x2 pdl | 10.00 | 9.50..10.50 | 9.00 | "
-     "– | –"),
     (tables.SPREADS, row(**BOUNDS),
      "dequantize | 4096×1024 | bf16 | nested | plain | – | 10.00 | 9.50..10.50 | 9.00 | 3.00 | "
      "7.00"),
-    (tables.matmul(NONE), {"plain": matmul_row(), "pdl": matmul_row(8.0, **PDL)},
-     "14336×4096 | bf16, nested | 1 | 10.0 | 80% | 8.0 | 100% | missing | – | 35.0 (3.50x)"),
-    (tables.matmul({}, many=True), {"plain": matmul_row(20.0, m=128)},
-     "14336×4096 | bf16, nested | 128 | 20.0 | 12 | 175% | –"),
     (tables.matmul({}, many=True), {"plain": matmul_row(peers={})},
      "14336×4096 | bf16, nested | 1 | 10.0 | 12 | – | –"),
     (tables.matmul({}, several=True), {"plain": matmul_row(**APART), "pdl": matmul_row()},
      "14336×4096 | bf16, nested | 1 | 10.0 | 80% | 10.0 | 80% | 12.0 (1.20x) | –"),
-    (tables.MATMUL_SPREADS, matmul_row(**APART),
-     "2 of 14336×4096 | bf16, nested | plain | skinny_2 | 1 | 10.00 | 9.50..10.50 | 12 | 8.00 | "
-     "2.40e-03"),
-    (tables.MODELS, models_row(),
-     "decode batch 1 | 32 layers | CUDA graph | 3.00 | – | 6.00 (2.00x) | 6.60 (2.20x)"),
-    (tables.MODELS, models_row(150_000.0, work="training", batch=4, tokens=256, launch="eager"),
-     "forward + backward 4×256 | 32 layers | eager | 150 | – | 6.00 (0.04x) | 6.60 (0.04x)"),
     (tables.MODELS, models_row(without="dense", **MLP),
      "MLP, forward 32×512, 4096/11008 | 1 layer | compiled | 3.00 | – | 6.00 (2.00x) | failed"),
 ]  # fmt: skip
@@ -102,46 +88,19 @@ def test_the_challenge_has_who_is_only_eager_or_only_compiled() -> None:
     ]  # fmt: skip
 
 
-def error(m: int, **errors: float) -> dict:
-    return {"dtype": "bf16", "nested": True, "x": "normal", "m": m, "errors": errors}
-
-
-def test_the_error_table_has_the_worst_of_all_shapes() -> None:
-    rows = [error(1, libnf4=2.2e-3, dense=2e-3), error(1, libnf4=1.8e-3, dense=2e-3),
-            error(8, libnf4=3e-3)]  # fmt: skip
-    assert cells(tables.worst_errors(rows).markdown()) == [
-        ["bf16, nested", "normal", "1", "2.20e-03", "–", "2.00e-03", "1.100x"],
-        ["bf16, nested", "normal", "8", "3.00e-03", "–", "–", "–"],
-    ]
+def test_without_a_dense_product_nothing_is_said_of_errors() -> None:
+    rows = [{"errors": {"libnf4": 2.2e-3, "dense": 2e-3}}, {"errors": {"libnf4": 3e-3}}]
     assert "at most 1.10 times that" in pages.errors({"errors": rows})
-    assert pages.errors({"errors": rows[2:]}) == ""
-
-
-def test_memory_is_shown_once_for_each_work_and_an_error_for_ours_alone() -> None:
-    rows = [models_row(), models_row(launch="eager"), models_row(compiled=True, without="dense")]
-    both = ["4.00 + 0.02"] * 2
-    assert cells(tables.memory(rows).markdown()) == [
-        ["decode batch 1", "32 layers", *both, both[0]],
-        ["decode batch 1, compiled", "32 layers", *both, "–"],
-    ]
-    assert [line[3:] for line in cells(tables.forms(rows[:1]).markdown())][:2] == [
-        ["libnf4", "3.00", "3.00..3.00", "1.20e-02"], ["bitsandbytes", "6.00", "6.00..6.00", "–"],
-    ]  # fmt: skip
+    assert pages.errors({"errors": rows[1:]}) == ""
 
 
 FAST, SLOW = timing(4.0) | {"ratio": 1.0}, timing(5.0) | {"ratio": 1.25}
 
 
-def test_a_sweep_marks_the_best_the_chosen_and_the_refused() -> None:
+def test_a_line_of_a_sweep_has_the_best_and_the_chosen() -> None:
     one = {"shape": [64, 64], "dtype": "bf16", "m": 1, "chosen": 1, "times": [SLOW, FAST]}
-    refused = one | {"m": 64, "chosen": 0, "times": [FAST, {"refused": "status 1"}]}
     other = one | {"shape": [128, 64], "chosen": 0}
-    swept = {"configurations": ["mma", "skinny"], "rows": [one, refused, other], "device": "x"}
-    page = pages.sweeps({"sweep": swept, "matmul-sweep": swept})
-    assert "| bf16: configuration | 64×64 | 64×64 | 128×64 |" in page
-    assert "| 64×64 bf16: kernel | M = 1 | M = 64 |" in page
-    assert "| mma | 1.250 | **1.000 = 4.00 µs** |" in page
-    assert "| skinny | **1.000 = 4.00 µs** | refused |" in page
+    swept = {"configurations": ["mma", "skinny"], "rows": [one, other], "device": "x"}
     line = tables.sweep_line(swept, other)
     assert line == "128×64 bf16 M=1: best skinny 4.00 us; chosen mma **1.250**"
     none = tables.sweep_line(swept, one | {"chosen": -1})
@@ -152,11 +111,7 @@ def test_a_sweep_marks_the_best_the_chosen_and_the_refused() -> None:
 
 
 def test_readme_has_its_rows_and_only_what_it_wants() -> None:
-    names = ("bench", "challenge", "call", "matmul", "models")
-    recorded = {name: figures(name) for name in names}
-    others = [name for name, _ in pages.README_ROWS if name in ("int4", "experts")]
-    shown = cells(pages.readme(recorded).split("\n\n")[1])
-    assert len(shown) == len(pages.README_ROWS) - len(others) == 10
+    recorded = {name: figures(name) for name in ("bench", "matmul", "models")}
     large = {"shape": [14336, 4096]}
     recorded["bench"] = figures("bench", row(**large), row(**large, **PDL), row(dtype="fp16"))
     recorded["matmul"] = figures("matmul", matmul_row(), matmul_row(m=128), matmul_row(m=2))
@@ -175,7 +130,7 @@ def test_readme_has_its_rows_and_only_what_it_wants() -> None:
             "–",
         ],
         ["LLaMA-7B, decode batch 1", "–", "3000", "–", "2.00x", "2.20x", "–"],
-    ]
+    ]  # fmt: skip
 
 
 def test_the_document_says_who_is_missing_what_failed_and_what_is_older() -> None:
@@ -269,26 +224,3 @@ def test_host_overhead_is_of_calls_that_nothing_waits_for() -> None:
     gpu = SimpleNamespace(synchronize=lambda: order.append("wait"))
     assert queued(gpu, lambda: order.append("call"), 3) > 0
     assert order == ["wait", "call", "call", "call", "wait"]
-
-
-def test_the_page_and_the_rows_of_integer_weights() -> None:
-    integers = {"format": "gptq", "nested": False}
-    peers = {
-        "humming": {"version": "0.1.19"},
-        "awq": {"version": "1"},
-        "AutoGPTQ": {"missing": "x"},
-    }
-    product = matmul_row(**integers) | {"peers": {"humming": timing(15.0) | {"ratio": 1.5}}}
-    every = {name: figures(name) for name in ("bench", "matmul", "models")}
-    every["int4"] = figures(
-        "matmul", product, peers=peers, dequantize=[row(**integers)],
-        errors=[error(1, libnf4=1.8e-3, dense=2e-3) | integers],
-    )  # fmt: skip
-    page = pages.int4(every)
-    assert "Humming 0.1.19 multiplies" in page and "AutoGPTQ's Triton is missing: x." in page
-    assert "| bf16, GPTQ | 1 | 10.0 | 80% | – | – | 15.0 (1.50x) | – | missing |" in page
-    assert "at most 0.90 times" in page and "| bf16, GPTQ | normal | 1 |" in page
-    line = "| GPTQ matmul, M = 1 | 14336×4096 | 10.0 | 80% of the roofline | – | – | 1.50x |"
-    assert line in pages.readme(every) and "GPTQ matmul" not in pages.readme(
-        every | {"int4": {"rows": []}}
-    )

@@ -17,7 +17,6 @@ from nf4bench import (  # noqa: E402
     training,
     training_cases,
     training_pages,
-    training_tables,
 )  # fmt: skip
 from nf4bench.check import WrongResult  # noqa: E402
 from nf4bench.models_cases import FORMS, Size  # noqa: E402
@@ -55,7 +54,7 @@ def test_a_row_for_each_group_with_every_form(figures) -> None:
     profiles = [("profile" in each) for row in figures["rows"] for each in row["forms"].values()]
     assert profiles == [True] * 4 + [False] * 4
     assert any(line.startswith("drop-in: the host") for line in lines)
-    for table in (training_tables.STEPS, training_tables.HOST, training_tables.MEMORY):
+    for table in (training_pages.STEPS, training_pages.HOST, training_pages.MEMORY):
         assert len(table.markdown(figures["rows"]).splitlines()) == 4
 
 

@@ -43,8 +43,9 @@ def test_every_file_that_dev_names_exists() -> None:
     scripts = (DEV, *(ROOT / "tools").glob("*.sh"))
     text = "".join(path.read_text() for path in scripts)
     text = text.replace("$PACKAGE/", "bindings/python/")
-    names = set(re.findall(r"(?<![\w/$}])(?:bindings|examples|tests|tools)/[\w./-]+\.\w+", text))
-    assert {"tests/bench/bench.py", "tools/tally.py", "tools/install.sh"} <= names
+    folders = "bench|bindings|examples|tests|tools"
+    names = set(re.findall(rf"(?<![\w/$}}])(?:{folders})/[\w./-]+\.\w+", text))
+    assert {"bench/bench.py", "tools/tally.py", "tools/install.sh"} <= names
     assert {"bindings/python/build_backend/nf4_build.py", "tests/packaging/wheel.sh"} <= names
     assert [name for name in sorted(names) if not (ROOT / name).is_file()] == []
 

@@ -129,6 +129,37 @@ def test_the_table_is_written_where_all_fits(
     assert made["stack"] == {arch: {"k": 24} for arch in archs}
 
 
+def test_the_table_is_kept_where_no_kernel_takes_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "kernels.json"
+    (tmp_path / "lib" / "cuda").mkdir(parents=True)
+    (tmp_path / "lib" / "cuda" / "meson.build").write_text("'archs': ['75', '90'], 'ptx': '75'")
+    before = [Kernel("75", "k", 32, 8, 0, 1024), Kernel("75", "l", 64, 9, 8, 0)]
+    builds = {Path("before.so"): before}
+    monkeypatch.setattr(kernel_table, "ROOT", tmp_path)
+    monkeypatch.setattr(kernel_table, "TABLE", table)
+    monkeypatch.setattr(kernel_table, "kernels_of", lambda library: builds[library])
+    monkeypatch.setattr(sys, "argv", ["kernel_table.py", "after.so", "--same-as", "before.so"])
+    old = {"sources": "of other code", "compiler": "13.0", "stack": {"75": {"l": 8}}}
+    for after, why in (
+        (
+            [before[0], Kernel("75", "l", 64, 10, 16, 0)],
+            "sm_75 l: registers 9 -> 10, stack 8 -> 16",
+        ),
+        (before[:1], "sm_75 l: in one build alone"),
+        ([*before, Kernel("75", "m", 32, 8, 0, 0)], "sm_75 m: in one build alone"),
+        ([Kernel("75", "k", 32, 8, 0, 0), before[1]], None),
+    ):
+        table.write_text(json.dumps(old))
+        builds[Path("after.so")] = after
+        assert kernel_table.main() == bool(why)
+        assert (why or "0 that do not fit") in capsys.readouterr().out
+        sources = kernel_table.source_hash(tmp_path, kernel_table.SOURCES)
+        expected = old if why else old | {"sources": sources}
+        assert json.loads(table.read_text()) == expected
+
+
 def test_a_machine_without_its_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, **_: None)
     with pytest.raises(sass.Failure, match="no c\\+\\+filt on PATH"):

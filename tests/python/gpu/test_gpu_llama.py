@@ -12,7 +12,7 @@ from conftest import ROOT
 from gpu_cases import NEEDS_GPU
 from llama_program import program
 
-sys.path[:0] = [str(ROOT / "tests" / "bench")]
+sys.path[:0] = [str(ROOT / "bench")]
 
 import random_llama  # noqa: E402
 

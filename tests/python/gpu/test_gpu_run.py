@@ -20,6 +20,8 @@ from limits import HANG
 
 sys.path[:0] = [str(ROOT / "tests" / "gpu")]
 
+import gpu_execution as execution  # noqa: E402
+import gpu_steps  # noqa: E402
 import run  # noqa: E402
 import sources  # noqa: E402
 
@@ -28,7 +30,7 @@ ENDLESS = ["sleep", "100000"]
 
 def test_status_and_output_of_a_step() -> None:
     script = "echo out; echo $NF4_SAYS >&2; exit 3"
-    assert run.execute(["sh", "-c", script], NF4_SAYS="err") == (3, "out\nerr\n")
+    assert execution.execute(["sh", "-c", script], NF4_SAYS="err") == (3, "out\nerr\n")
 
 
 def test_a_step_that_hangs_is_killed_with_its_children(
@@ -43,9 +45,9 @@ def test_a_step_that_hangs_is_killed_with_its_children(
         started, seconds = b"", 1
         while not started and seconds < HANG:  # a busy machine takes longer to start it
             seconds *= 3
-            monkeypatch.setattr(run, "STEP_SECONDS", seconds)
+            monkeypatch.setattr(execution, "STEP_SECONDS", seconds)
             with pytest.raises(run.Failure, match=rf"took over {seconds} s"):
-                run.execute(["sh", "-c", script], HELD=str(fifo))
+                execution.execute(["sh", "-c", script], HELD=str(fifo))
             started = os.read(reader, 100)
         assert started == b"started\n"
         ready, _, _ = select.select([reader], [], [], HANG)
@@ -72,12 +74,12 @@ def test_racecheck_runs_each_test_in_one_step() -> None:
             usual = "[cuda]" in words and not words & {"[large]", "[long]", "[random]"}
             steps = [
                 step
-                for step in run.RACECHECK_STEPS
-                if _matches(run.SANITIZER_STEPS[step][1], words)
+                for step in gpu_steps.RACECHECK_STEPS
+                if _matches(gpu_steps.SANITIZER_STEPS[step][1], words)
             ]
             assert len(steps) == usual, f"{path.name}: {name} is in {steps}"
             met.update(steps)
-    assert met == run.RACECHECK_STEPS.keys()
+    assert met == gpu_steps.RACECHECK_STEPS.keys()
 
 
 def test_steps_run_side_by_side() -> None:
@@ -89,7 +91,7 @@ def test_steps_run_side_by_side() -> None:
         return {"of": name, "gpu": gpu}
 
     steps = {name: functools.partial(meet, name) for name in ("late", "early")}
-    results = run.at_once(steps, ["4", "7"])
+    results = execution.at_once(steps, ["4", "7"])
     assert list(results) == ["late", "early"]
     assert [result["of"] for result in results.values()] == ["late", "early"]
     assert {result["gpu"] for result in results.values()} == {"4", "7"}
@@ -97,15 +99,15 @@ def test_steps_run_side_by_side() -> None:
 
 def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert run.gpus(2) == ["0", "1"]
+    assert execution.gpus(2) == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5")
-    assert run.gpus(2) == ["3", "GPU-5"]
+    assert execution.gpus(2) == ["3", "GPU-5"]
 
 
 @pytest.fixture(autouse=True)
 def fresh_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a program of its own, where no step has failed."""
-    monkeypatch.setattr(run, "_ended", threading.Event())
+    monkeypatch.setattr(execution, "_ended", threading.Event())
 
 
 def test_the_first_step_that_fails_ends_the_others() -> None:
@@ -113,13 +115,13 @@ def test_the_first_step_that_fails_ends_the_others() -> None:
         raise run.Failure("broken")
 
     def hangs(gpu: str) -> dict:
-        run.execute(ENDLESS)
+        execution.execute(ENDLESS)
         return {}
 
     began = time.monotonic()
-    waiting = {f"waiting {i}": hangs for i in range(run.LANES)}  # some of them never begin
+    waiting = {f"waiting {i}": hangs for i in range(execution.LANES)}  # some of them never begin
     with pytest.raises(run.Failure, match="broken"):
-        run.at_once({"hangs": hangs, "fails": fails, **waiting}, ["0"])
+        execution.at_once({"hangs": hangs, "fails": fails, **waiting}, ["0"])
     assert time.monotonic() - began < HANG
 
 
@@ -139,23 +141,14 @@ def test_every_program_of_the_bench_is_in_the_figures(
     monkeypatch.setattr(modes, "run", measured)
     found = run.figures(tmp_path, "abc")
     assert {name: each["of"] for name, each in found.items()} == {
-        "bench": "",
-        "challenge": "challenge",
-        "call": "call",
-        "matmul": "matmul",
-        "models": "models",
-        "int4": "int4",
-        "training": "training",
-        "experts": "experts",
-        "families": "families",
+        name: "" if name == "bench" else name for name in run.MEASURED
     }
     assert {each["commit"] for each in found.values()} == {"abc"}
     assert sources.changed(found) == set()
-    assert asked == [
-        ("", None, tmp_path), ("challenge", 200, tmp_path), ("call", None, tmp_path),
-        ("matmul", None, tmp_path), ("models", None, tmp_path), ("int4", None, tmp_path),
-        ("training", None, tmp_path), ("experts", None, tmp_path), ("families", None, tmp_path),
-    ]  # fmt: skip
+    assert set(asked) == {
+        (each["of"], 200 if name == "challenge" else None, tmp_path) for name, each in found.items()
+    }
+    assert found.keys() == sources.FIGURES.keys() - {"sweep", "matmul-sweep"}
 
     for error in (check.WrongResult("triton: 3 of 9"), library.LibraryMissing("no such file")):
 
@@ -199,32 +192,36 @@ def test_the_tests_and_the_figures_are_two_files(
     assert run.records.load(figures)["bench"] == {"of": measured}
 
 
-def test_a_step_that_is_left_out_is_in_the_record(
+LEFT_OUT = ("racecheck", "Python", "Sm80, 99 KiB: kernels", "two GPUs", "examples")
+
+
+def test_steps_that_are_left_out_are_in_the_record_and_its_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path = tmp_path / "record.json"
+    path, ran = tmp_path / "record.json", {"reports": 0}
     monkeypatch.setattr(run, "nf4", types.SimpleNamespace(
         device_info=lambda index: FakeDevice, build_info=dict))  # fmt: skip
-    monkeypatch.setattr(run, "check_cuda", lambda build: build)
     monkeypatch.setattr(run, "runs_on", lambda arguments, device: {})
-    monkeypatch.setattr(run, "examples", lambda build: {})
-    monkeypatch.setattr(run, "family_info", lambda family, library: {"of": library.parts[-3]})
-    monkeypatch.setattr(
-        run, "at_once", lambda steps, gpus: {name: {"reports": 0} for name in steps}
-    )
-    arguments = ["run.py", "--no-bench", "--record", str(path), "--skip"]
-    monkeypatch.setattr(sys, "argv", [*arguments, "racecheck", "no time"])
+    monkeypatch.setattr(gpu_steps, "examples", lambda build: {})
+    monkeypatch.setattr(gpu_steps, "family_info", lambda family, library: {"of": library.parts[-3]})
+    monkeypatch.setattr(run, "at_once", lambda steps, gpus, races: dict.fromkeys(steps, ran))
+    arguments = ["run.py", "--no-bench", "--record", str(path)]
+    skips = [text for name in LEFT_OUT for text in ("--skip", name, "no time")]
+    monkeypatch.setattr(sys, "argv", [*arguments, *skips])
     assert run.main() == 0
-    steps = run.records.load(path)["compute-sanitizer"]
-    assert steps == dict.fromkeys(run.SANITIZER_STEPS, {"reports": 0}) | {
-        "racecheck": {"skipped": "no time"}
-    }
-    families = run.records.load(path)["families"]
+    record, skipped = run.records.load(path), {"skipped": "no time"}
+    steps = record["compute-sanitizer"]
+    assert steps == dict.fromkeys(gpu_steps.SANITIZER_STEPS, ran) | {"racecheck": skipped}
+    assert record["tests"]["Python"] == skipped and record["tests"]["matmul"] == ran
+    families = record["families"]
     assert families.keys() == {"Sm80, 163 KiB", "Sm80, 99 KiB", "Sm75, 64 KiB"}
     assert families["Sm80, 99 KiB"] == {
-        "build": {"of": "build-sm80-99"}, "kernels": {"reports": 0}, "Python": {"reports": 0}
+        "build": {"of": "build-sm80-99"}, "kernels": skipped, "Python": ran
     }  # fmt: skip
-    monkeypatch.setattr(sys, "argv", [*arguments, "Python", "no time"])
+    assert run.records.skipped(record) == dict.fromkeys(LEFT_OUT, "no time")
+    said = run.records.warning(record)
+    assert all(f"\n{name}: no time" in said for name in LEFT_OUT)
+    monkeypatch.setattr(sys, "argv", [*arguments, "--skip", "lunch", "no time"])
     with pytest.raises(SystemExit):
         run.main()
 
@@ -246,11 +243,11 @@ def test_the_tests_of_a_step_are_counted_over_their_files(tmp_path: Path) -> Non
     """)  # fmt: skip
     files = 1 + len(list((ROOT / "tests" / "cuda").glob("check_*.cpp")))
     expected = {"passed": 3, "failed": 0, "skipped": 1, "assertions": 7 * files}
-    assert run.catch2(program, "[cuda]", tmp_path) == expected
+    assert gpu_steps.catch2(program, "[cuda]", tmp_path) == expected
     with pytest.raises(run.Failure, match="no test passed"):
-        run.catch2(program, "[none]", tmp_path)
+        gpu_steps.catch2(program, "[none]", tmp_path)
     with pytest.raises(run.Failure, match="ended with 0"):
-        run.catch2(program, "[other]", tmp_path)
+        gpu_steps.catch2(program, "[other]", tmp_path)
 
 
 def test_the_first_file_that_fails_ends_a_step() -> None:
@@ -260,22 +257,22 @@ def test_the_first_file_that_fails_ends_a_step() -> None:
         asked.append(tags)
         number = next(numbers)
         if number == 0:
-            run.execute(ENDLESS)
-        while not run._running and number == 1:  # what began after the test would sleep on
+            execution.execute(ENDLESS)
+        while not execution._running and number == 1:  # what began after the test would sleep on
             time.sleep(0.01)
         if number > 1:
-            run._ended.wait(60)
+            execution._ended.wait(60)
         raise run.Failure("broken")
 
     with pytest.raises(run.Failure, match="broken"):
-        run.at_once({"step": lambda gpu: {"files": len(run.by_file(of_file))}}, ["0"])
+        execution.at_once({"step": lambda gpu: {"files": len(gpu_steps.by_file(of_file))}}, ["0"])
     assert time.monotonic() - began < HANG
-    assert len(asked) <= run.FILES_AT_ONCE + 1
+    assert len(asked) <= gpu_steps.FILES_AT_ONCE + 1
     # At the end of the program, which waits for the other file's.
-    while run._running and time.monotonic() - began < HANG:
+    while execution._running and time.monotonic() - began < HANG:
         time.sleep(0.1)
-    assert not run._running
-    assert run.execute(ENDLESS)[0] == -signal.SIGKILL
+    assert not execution._running
+    assert execution.execute(ENDLESS)[0] == -signal.SIGKILL
 
 
 def test_a_sanitizer_runs_over_all_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -295,17 +292,17 @@ def test_a_sanitizer_runs_over_all_files(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """)  # fmt: skip
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     for tool, runs in (("initcheck", 2), ("memcheck", 3), ("racecheck", 1)):
-        assert run.sanitize(program, tool, "[cuda]", "0")["reports"] == 0
+        assert gpu_steps.sanitize(program, tool, "[cuda]", "0")["reports"] == 0
         assert len((tmp_path / "said").read_text().splitlines()) == runs
         (tmp_path / "said").unlink()
     with pytest.raises(run.Failure, match="1 error"):
-        run.sanitize(program, "initcheck", "[wrong]", "0")
+        gpu_steps.sanitize(program, "initcheck", "[wrong]", "0")
     with pytest.raises(run.Failure, match="no test ran"):
-        run.sanitize(program, "racecheck", "[none]", "0")
+        gpu_steps.sanitize(program, "racecheck", "[none]", "0")
 
 
 def test_python_s_tests_of_a_family_are_there() -> None:
-    for name in run.FAMILY_TESTS:
+    for name in gpu_steps.FAMILY_TESTS:
         file, _, test = name.partition("::")
         text = (ROOT / "tests" / "python" / "gpu" / file).read_text()
         assert not test or f"def {test}(" in text, name
@@ -314,12 +311,12 @@ def test_python_s_tests_of_a_family_are_there() -> None:
 def test_a_family_s_steps_run_its_own_build(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    family, asked = run.FAMILIES[1], []
-    monkeypatch.setattr(run, "check_cuda", lambda build: build / "check")
-    monkeypatch.setattr(run, "run_junit", lambda command, junit, **on: (
+    family, asked = gpu_steps.FAMILIES[1], []
+    monkeypatch.setattr(gpu_steps, "check_cuda", lambda build: build / "check")
+    monkeypatch.setattr(gpu_steps, "run_junit", lambda command, junit, **on: (
         junit.write_text("<testsuite tests='7'/>"), asked.append((command, on)), {"passed": 2}
     )[-1])  # fmt: skip
-    steps = run.family_steps(family, tmp_path, tmp_path)
+    steps = gpu_steps.family_steps(family, tmp_path, tmp_path)
     assert list(steps) == ["Sm80, 99 KiB: kernels", "Sm80, 99 KiB: Python"]
     found = [work("3") for work in steps.values()]
     assert found[0]["passed"] == 2 * (len(asked) - 1) and found[1] == {"passed": 2}
@@ -331,20 +328,20 @@ def test_a_family_s_steps_run_its_own_build(
 
 
 def test_the_build_of_another_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    family, asked = run.FAMILIES[0], []
+    family, asked = gpu_steps.FAMILIES[0], []
 
     def execute(command: list[str], **environment: str) -> tuple[int, str]:
         asked.append(environment)
         return 0, 'a warning\n{"cuda": "13.0", "gpu_family": "Sm80", "shared_memory": "163 KiB"}\n'
 
-    monkeypatch.setattr(run, "execute", execute)
-    assert run.family_info(family, Path("a/libnf4.so"))["cuda"] == "13.0"
+    monkeypatch.setattr(gpu_steps, "execute", execute)
+    assert gpu_steps.family_info(family, Path("a/libnf4.so"))["cuda"] == "13.0"
     assert asked == [{"NF4_LIBRARY": "a/libnf4.so"}]
     with pytest.raises(run.Failure, match="is not the build of Sm75, 64 KiB, but of .*163 KiB"):
-        run.family_info(run.FAMILIES[2], Path("a/libnf4.so"))
-    monkeypatch.setattr(run, "execute", lambda command, **_: (1, "no such file"))
+        gpu_steps.family_info(gpu_steps.FAMILIES[2], Path("a/libnf4.so"))
+    monkeypatch.setattr(gpu_steps, "execute", lambda command, **_: (1, "no such file"))
     with pytest.raises(run.Failure, match="the build of Sm80, 163 KiB ended with 1:\nno such file"):
-        run.family_info(family, Path("a/libnf4.so"))
+        gpu_steps.family_info(family, Path("a/libnf4.so"))
 
 
 def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
@@ -374,10 +371,10 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
     assert run.Passed(file, of).once("three", work)("7") == {"passed": 8}
 
 
-def test_a_step_that_was_left_out_has_not_passed(tmp_path: Path) -> None:
+def test_a_step_that_lacks_a_gpu_has_not_passed(tmp_path: Path) -> None:
     file = tmp_path / "passed.json"
-    skipped = run.Passed(file, {}).once("two GPUs", lambda: {"skipped": "one GPU"})
-    assert skipped() == {"skipped": "one GPU"}
+    skipped = run.Passed(file, {}).once("two GPUs", lambda: {"missing": "a second GPU"})
+    assert skipped() == {"missing": "a second GPU"}
     assert run.Passed(file, {}).once("two GPUs", lambda: {"passed": 1})() == {"passed": 1}
 
 
@@ -385,7 +382,7 @@ def test_what_a_step_runs_is_part_of_its_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folders = ("bindings/python/nf4", "tests/python", "tests/gpu", "a/bindings/python")
-    families = [str(each.build(Path())) for each in run.FAMILIES]
+    families = [str(each.build(Path())) for each in gpu_steps.FAMILIES]
     folders += tuple(f"{name}/lib" for name in families)
     for name in ("a", "b", "c", "lib", *folders):
         (tmp_path / name).mkdir(parents=True)
@@ -396,7 +393,7 @@ def test_what_a_step_runs_is_part_of_its_result(
     for path in paths:
         path.write_text("first")
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(run, "check_cuda", lambda build: tmp_path / build.name / "check")
+    monkeypatch.setattr(gpu_steps, "check_cuda", lambda build: tmp_path / build.name / "check")
     arguments = types.SimpleNamespace(
         build=tmp_path / "a", ptx_build=tmp_path / "b", race_build=tmp_path / "c"
     )
@@ -413,17 +410,17 @@ def test_what_a_step_runs_is_part_of_its_result(
 def test_the_program_of_the_tests_is_found_in_any_folder(tmp_path: Path) -> None:
     (tmp_path / "tests" / "cuda" / "check_cuda.p").mkdir(parents=True)
     with pytest.raises(run.Failure, match="one program check_cuda"):
-        run.check_cuda(tmp_path)
+        gpu_steps.check_cuda(tmp_path)
     program = tmp_path / "tests" / "cuda" / "check_cuda"
     program.write_text("")
-    assert run.check_cuda(tmp_path) == program
+    assert gpu_steps.check_cuda(tmp_path) == program
 
 
 def test_examples_in_rust_may_be_missing_for_a_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(run, "RUST", tmp_path / "rust")
-    monkeypatch.setattr(run, "execute", lambda command, **environment: (0, ""))
+    monkeypatch.setattr(gpu_steps, "RUST", tmp_path / "rust")
+    monkeypatch.setattr(gpu_steps, "execute", lambda command, **environment: (0, ""))
     programs = ("c_device_buffers", "c_gptq_matmul", "c_mistralrs", "cpp_device_buffers")
     programs += ("cpp_swiglu_mlp", "cpp_moe_block", "cpp_llama", "../rust/debug/device_buffers")
     (tmp_path / "rust" / "debug").mkdir(parents=True)
@@ -431,10 +428,10 @@ def test_examples_in_rust_may_be_missing_for_a_reason(
     (tmp_path / "examples").mkdir()
     for name in programs:
         (tmp_path / "examples" / name).touch()
-    monkeypatch.setattr(run.shutil, "which", lambda name: "/bin/cargo")
+    monkeypatch.setattr(gpu_steps.shutil, "which", lambda name: "/bin/cargo")
     with pytest.raises(run.Failure, match="the Rust, candle example is not built"):
-        run.examples(tmp_path)
+        gpu_steps.examples(tmp_path)
     (tmp_path / "rust" / "candle" / "skipped").write_text("no CUDA toolkit\n")
-    found = run.examples(tmp_path)
+    found = gpu_steps.examples(tmp_path)
     assert found["Rust"] == found["C, mistral.rs"] == "passed"
     assert found["Rust, candle"] == "skipped: no CUDA toolkit"

@@ -1,5 +1,5 @@
-// The mma kernel's weights of NF4 and FP4, and their transposes: codes, scales and look-ups of a
-// CTA tile.
+// The mma kernel's source of NF4 and FP4 weights and their transposes: the codes, scales and
+// look-ups of a CTA tile.
 #pragma once
 
 #include "cuda/matmul/args.hpp"
@@ -15,21 +15,21 @@ namespace {
 template <class Arch, class Scales, bool Transposed = false>
 class CodebookSource {
  public:
-  using Args = MatmulArgs;  // if Transposed, with the rows and columns of the weight exchanged
+  using Args = MatmulArgs;  // if Transposed, the rows and columns of the weight are exchanged
   static constexpr bool kLdmatrix = false;
-  static constexpr int kResidentCtas = 1;  // at least, of a multiprocessor
-  // In shared memory.
+  static constexpr int kResidentCtas = 1;  // per multiprocessor, at least
+  // In shared memory, in floats.
   static constexpr int kScaleCodeSize = Scales::kNested ? Scales::kTableSize : 1;
   static constexpr int kCodebookSize = nf4::kCodebookSize;
   static constexpr int kVectorK = 16;  // columns that a thread loads
   static constexpr int kVectorsPerTileK = kMmaTileK / kVectorK;
 
-  // kVectorK columns of a stored row: codes, and the scales of the first and the last block.
+  // kVectorK columns of a stored row: the codes, and the scales of the first and the last block.
   struct Registers {
     uint32_t words[kVectorK / 8];  // high nibble of the lowest byte first
     typename Scales::Fetched first_scale, last_scale;
-    int count;           // of the columns, in the matrix
-    int in_first_block;  // of the columns
+    int count;           // columns that are in the matrix
+    int in_first_block;  // columns that are in the first block
   };
 
   // All threads of the CTA call it; a barrier must follow.
@@ -41,7 +41,7 @@ class CodebookSource {
       codebook[threadIdx.x] = device_codebook(args.weight)[threadIdx.x];
   }
 
-  // This thread's row and column in a tile, the first ones of its vector.
+  // This thread's row and column in a tile, those at which its vector starts.
   static __device__ __forceinline__ int tile_row() {
     return Transposed ? stored_column() : stored_row();
   }
@@ -49,7 +49,7 @@ class CodebookSource {
     return Transposed ? stored_row() : stored_column();
   }
 
-  // Of a stack of such weights.
+  // Selects an expert in a stack of such weights.
   __device__ __forceinline__ void select_expert(int expert) {
     first_ = expert * args_.weight.rows * args_.weight.cols;
   }
@@ -58,7 +58,8 @@ class CodebookSource {
     return Transposed ? load_stored(column, row) : load_stored(row, column);
   }
 
-  // Rounded as dequantize rounds; zeros past the end of the row. Rows of the tile are stored rows.
+  // Stores the weights as dequantize rounds them, with zeros past the end of the row. Rows of the
+  // tile are stored rows.
   template <class T>
   __device__ __forceinline__ void store(const Registers &registers, const SmemTile<T> &to) const {
     const float first = Scales::finish(registers.first_scale, table_);
@@ -84,7 +85,7 @@ class CodebookSource {
     return threadIdx.x % kVectorsPerTileK * kVectorK;
   }
 
-  // Of the stored matrix.
+  // The rows and columns of the stored matrix.
   __device__ __forceinline__ const int64_t &stored_rows() const {
     return Transposed ? args_.weight.cols : args_.weight.rows;
   }
@@ -119,7 +120,7 @@ class CodebookSource {
   const MatmulArgs &args_;
   ScaleTable<Scales> table_;
   const float *codebook_;
-  int64_t first_ = 0;  // element of the weight
+  int64_t first_ = 0;  // first element of the weight
 };
 
 }  // namespace

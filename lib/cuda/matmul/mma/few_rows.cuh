@@ -1,9 +1,10 @@
-// The mma kernel for up to 16 rows of x and integer weights: as matmul_mma, with a narrow tile of
-// x, and K shared by the CTAs of a cluster.
+// The mma kernel for up to 16 rows of x and integer weights: like matmul_mma, with a narrow tile of
+// x, and with K shared by the CTAs of a cluster.
 //
 // A CTA has 64 rows of the weight; four of its warps multiply the first half of a K-tile's columns,
-// four the second. The partial sums of both, and of the cluster's CTAs, are added in a fixed order
-// through shared memory. About 150 instructions a warp and K-tile bound it, most of them decoding.
+// and four the second. The partial sums of both, and of the cluster's CTAs, are added in a fixed
+// order through shared memory. The bound is about 150 instructions per warp and K-tile, most of
+// them for decoding.
 #pragma once
 
 #include "cuda/matmul/args.hpp"
@@ -17,12 +18,12 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int kFewWarpRows = kMmaTileN / 16;                // of warps
-constexpr int kFewParts = kMmaThreads / 32 / kFewWarpRows;  // of a K-tile's columns
-constexpr int kFewXChunks = kFewRowsOfX * kMmaTileK / 8;    // of 16 bytes
+constexpr int kFewWarpRows = kMmaTileN / 16;                // in warps
+constexpr int kFewParts = kMmaThreads / 32 / kFewWarpRows;  // parts of a K-tile's columns
+constexpr int kFewXChunks = kFewRowsOfX * kMmaTileK / 8;    // chunks of 16 bytes
 constexpr int kFewOutputs = kMmaTileN * kFewRowsOfX;
 
-// A warp's 16 x 16 of y, from its part of the columns.
+// A warp's 16 x 16 outputs of y, summed over its part of the columns.
 template <class T>
 struct FewMma {
   float sums[2][4] = {};
@@ -55,7 +56,7 @@ struct FewMma {
   }
 };
 
-// The CTAs of a cluster, or this one alone.
+// The CTAs of a cluster, or only this CTA.
 template <class Arch>
 struct SplitK {
   int ctas;
@@ -80,7 +81,7 @@ struct SplitK {
 template <class Arch, class T, class Source>
 __global__ void __launch_bounds__(kMmaThreads, 2)
     matmul_mma_few(const __grid_constant__ Int4FewArgs few) {
-  constexpr int kDepth = Source::kPrefetch;  // K-tiles
+  constexpr int kDepth = Source::kPrefetch;  // in K-tiles
   const Int4MatmulArgs &args = few.matmul;
   __shared__ uint4 w_chunks[2][kMmaTileN * 8];
   __shared__ uint4 x_chunks[2][kFewXChunks];

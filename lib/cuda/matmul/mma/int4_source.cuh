@@ -1,6 +1,6 @@
-// The mma kernels' weights of integers: codes, scales and zero points of a CTA tile. A thread has
-// the eight columns of one chunk in two rows; which rows they are lets a warp read neighbouring
-// words and write to different banks.
+// The mma kernels' source of integer weights: the codes, scales and zero points of a CTA tile. A
+// thread has the eight columns of one chunk in two rows. The rows are chosen so that a warp reads
+// neighbouring words and writes to different banks.
 #pragma once
 
 #include <type_traits>
@@ -16,10 +16,10 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int kInt4Rows = 2;  // of a thread
+constexpr int kInt4Rows = 2;  // per thread
 
-// A thread's codes. It walks along K, a K-tile at a time; of(i) are eight codes of row i along K,
-// the first in the low bits.
+// A thread's codes. It walks along K, a K-tile at a time. of(i) returns eight codes of row i along
+// K, the first in the low bits.
 template <class Arch, nf4_int4_layout Layout>
 class Int4WordLoader {
  public:
@@ -40,7 +40,7 @@ class Int4WordLoader {
     row_step_ = word(kRowStep, 0);
     tile_step_ = word(0, kMmaTileK);
   }
-  // count: of the columns, in the matrix.
+  // `count` is the number of columns that are in the matrix.
   __device__ __forceinline__ Words load(const bool (&in_rows)[kInt4Rows], int count) {
     Words words{};
 #pragma unroll
@@ -58,13 +58,13 @@ class Int4WordLoader {
   int64_t row_step_, tile_step_;
 };
 
-// A word has eight rows, of which this thread takes q and q + 4; four threads read the same words.
+// A word has eight rows, of which this thread uses q and q + 4; four threads read the same words.
 template <class Arch>
 class Int4WordLoader<Arch, NF4_INT4_AWQ> {
  public:
   static constexpr int kRowStep = 4;
   struct Words {
-    uint32_t of[kInt4PerWord];  // columns
+    uint32_t of[kInt4PerWord];  // one per column
   };
 
   static __device__ __forceinline__ int chunk() { return threadIdx.x / 32; }
@@ -83,7 +83,7 @@ class Int4WordLoader<Arch, NF4_INT4_AWQ> {
     word_ += kMmaTileK * column_step_;
     return words;
   }
-  // Of neighbouring columns, this thread's codes lie in the low nibbles of two bytes of a word.
+  // For neighbouring columns, this thread's codes are in the low nibbles of two bytes of a word.
   static __device__ __forceinline__ uint32_t of(const Words &words, int i) {
     const int shift = awq_nibble(threadIdx.x % 4) * 4;
     uint32_t pairs[4];
@@ -104,12 +104,12 @@ class Int4WordLoader<Arch, NF4_INT4_AWQ> {
   int64_t column_step_;
 };
 
-// Scales and words of zeros that a thread has of its chunk: of a group by row, as a group has all
-// of its columns.
+// The scales and words of zeros for a thread's chunk: one per row, as all columns of the chunk are
+// in one group.
 template <nf4_int4_layout Layout>
 class Int4GroupScales {
  public:
-  static constexpr int kScales = 1;  // of a row
+  static constexpr int kScales = 1;  // per row
   static constexpr int kPrefetch = 2;
 
   __device__ __forceinline__ void seek(const Int4View &weight, int64_t n, int64_t k) {
@@ -142,8 +142,8 @@ class Int4GroupScales {
   int64_t left_;  // columns to the end of the group
 };
 
-// The same of weights with g_idx, where each column has its own. A K-tile's groups are loaded with
-// the scales of the one before.
+// The same for weights with g_idx, where each column has its own scale and zero. The groups of a
+// K-tile are loaded with the scales of the previous one.
 template <nf4_int4_layout Layout>
 class Int4ColumnScales {
  public:
@@ -165,7 +165,8 @@ class Int4ColumnScales {
   __device__ __forceinline__ const uint32_t *zero(int i) const {
     return zero_ + groups_[i] * zero_step_;
   }
-  // count: of the next columns, in the matrix. Others, which are multiplied by 0, are in group 0.
+  // `count` is the number of the next columns that are in the matrix. Other columns, which are
+  // multiplied by 0, use group 0.
   __device__ __forceinline__ void advance(const Int4View &, int count) {
 #pragma unroll
     for (int i = 0; i < kScales; ++i) groups_[i] = i < count ? LoadGlobal::load(g_idx_ + i) : 0;
@@ -189,17 +190,17 @@ class Int4Source {
  public:
   using Args = Int4MatmulArgs;
   static constexpr bool kLdmatrix = true;
-  static constexpr int kResidentCtas = 2;  // at least, of a multiprocessor
-  // In shared memory: none.
+  static constexpr int kResidentCtas = 2;  // per multiprocessor, at least
+  // It needs no shared memory.
   static constexpr int kScaleCodeSize = 1;
   static constexpr int kCodebookSize = 1;
-  static constexpr int kPrefetch = Scales::kPrefetch;  // K-tiles
+  static constexpr int kPrefetch = Scales::kPrefetch;  // in K-tiles
 
   struct Registers {
     typename Codes::Words codes;
     uint16_t scales[kInt4Rows][kScales];
     uint32_t zeros[kInt4Rows][kScales];  // words
-    int count;                           // of the columns, in the matrix
+    int count;                           // columns that are in the matrix
   };
 
   __device__ __forceinline__ Int4Source(const Int4MatmulArgs &args, float *, float *)
@@ -209,10 +210,10 @@ class Int4Source {
   static __device__ __forceinline__ int tile_row() { return Codes::row(); }
   static __device__ __forceinline__ int tile_column() { return Codes::chunk() * 8; }
 
-  // Of a stack of such weights, without g_idx.
+  // Selects an expert in a stack of such weights, without g_idx.
   __device__ __forceinline__ void select_expert(int expert) { expert_ = expert; }
 
-  // Loads begin at this row and column, of which each is a K-tile on.
+  // Loads begin at this row and column; each load advances by a K-tile.
   __device__ __forceinline__ void seek(int64_t row, int64_t column) {
     codes_.seek(weight_, row, column);
     scales_.seek(weight_, row, column);
@@ -249,7 +250,7 @@ class Int4Source {
     return registers;
   }
 
-  // Rounded as dequantize rounds; zeros past the last row and column.
+  // Stores the weights as dequantize rounds them, with zeros past the last row and column.
   template <class T>
   __device__ __forceinline__ void store(const Registers &registers, const SmemTile<T> &to) const {
     uint32_t bias;
@@ -267,7 +268,7 @@ class Int4Source {
         for (int k = j * (8 / kScales); k < (j + 1) * (8 / kScales); ++k)
           values[k] = multiply_rn(biased_code(codes >> 4 * k, bias) - zero, scale);
       }
-      // Past the end of the row x is 0, whose product with an infinity would not be.
+      // Past the end of the row x is 0, and 0 times an infinity would not be 0.
       if (Layout != NF4_INT4_GPTQ && registers.count < 8)
 #pragma unroll
         for (int k = 0; k < 8; ++k)
@@ -277,17 +278,18 @@ class Int4Source {
   }
 
  private:
-  static constexpr uint32_t kBias = 0x4b000000u;  // 2^23, to which an integer is added by bits
+  static constexpr uint32_t kBias = 0x4b000000u;  // 2^23, to whose bits an integer is added
   static __device__ __forceinline__ float biased(uint32_t integer) {
     return __uint_as_float(kBias | integer);
   }
-  // Of the low nibble, in one instruction: of two constants, one has to be in a register.
+  // Handles the low nibble in one instruction; one of two constants has to be in a register.
   static __device__ __forceinline__ float biased_code(uint32_t codes, uint32_t bias) {
     uint32_t bits;
     asm("lop3.b32 %0, %1, 15, %2, 0xea;" : "=r"(bits) : "r"(codes), "r"(bias));
     return __uint_as_float(bits);
   }
-  // Biased. The shift of a row is that of row % 8, as tiles begin at multiples of 8.
+  // Returns the biased zero point. The shift of a row is that of row % 8, as tiles begin at
+  // multiples of 8.
   __device__ __forceinline__ float zero_of(uint32_t word, int row) const {
     if (weight_.zeros == nullptr) return biased(kInt4SymmetricZero);
     const int shift = int4_zero(Layout, 8, 1, row % 8, 0).shift;
@@ -298,7 +300,7 @@ class Int4Source {
   Codes codes_;
   Scales scales_;
   int64_t scale_row_step_, zero_row_step_;
-  int64_t left_;  // columns from the next load's on
+  int64_t left_;  // columns from the next load on
   bool in_rows_[kInt4Rows];
   int64_t expert_ = 0;
 };

@@ -1,13 +1,13 @@
-// y = x W^T for any product on any GPU: tiles of W and x in shared memory, W as dequantize rounds
-// it.
+// y = x W^T for any product on any GPU: tiles of W and x in shared memory, with W rounded as
+// dequantize rounds it.
 //
-// A CTA tile is 64 rows of the weight (A) by 64 rows of x (B), in K-tiles of 64 columns; while it
-// multiplies one K-tile the loads of the next are in flight. Right for every shape and alignment.
-// On GPUs without 16-bit tensor-core products of both dtypes it multiplies in fp32; so it does with
-// fp32 x, 16 rows at most.
+// A CTA tile is 64 rows of the weight (A) by 64 rows of x (B), in K-tiles of 64 columns. While it
+// multiplies one K-tile, the loads of the next are in flight. It is correct for every shape and
+// alignment. On GPUs without 16-bit tensor-core products of both dtypes, and with fp32 x (16 rows
+// at most), it multiplies in fp32.
 //
-// Bound by mma.sync's rate at many rows of x, by the latency of a K-tile at few. The experiments
-// are in docs/design/matmul-wgmma.md, "The mma kernel".
+// With many rows of x the rate of mma.sync is the bound, with few the latency of a K-tile. The
+// experiments are in docs/design/matmul-wgmma.md, "The mma kernel".
 #pragma once
 
 #include <cuda_runtime.h>
@@ -32,7 +32,7 @@ static_assert(kMmaTileN == kMmaTileM && kMmaThreads == kMmaTileN * kVectorsPerTi
 
 // ---- Products ----------------------------------------------------------------------------
 
-// Each of eight warps has 32 x 16 of y.
+// Each of eight warps has 32 x 16 outputs of y.
 template <class T>
 struct CtaMma {
   float sums[2][2][4] = {};
@@ -95,7 +95,7 @@ struct CtaLdmatrixMma : CtaMma<T> {
   }
 };
 
-// Each thread has 8 x 2 of y, in fp32.
+// Each thread has 8 x 2 outputs of y, in fp32.
 template <class T>
 struct CtaFma {
   float sums[8][2] = {};
@@ -126,8 +126,8 @@ struct CtaFma {
   }
 };
 
-// Each thread has 4 x 1 of y, of up to 16 rows of x in fp32; the sum of a K-tile first, whose
-// roundings are smaller.
+// Each thread has 4 x 1 outputs of y, for up to 16 rows of x in fp32. It sums a K-tile first, which
+// makes the rounding errors smaller.
 struct CtaFmaFp32 {
   static_assert(kMmaThreads == 16 * kFp32RowsOfX && kMmaTileN == 16 * 4);
   float sums[4] = {};
@@ -181,9 +181,9 @@ template <class Arch, class T, class Source>
 using ProductsOf =
     CtaProducts<Arch, T, std::conditional_t<Source::kLdmatrix, CtaLdmatrixMma<T>, CtaMma<T>>>;
 
-// Adds to `mma` a CTA tile: rows of the weight from first_n on, by the rows of x of which `x_row`
-// is this thread's. `Source` is what loads and dequantizes a kind of weight, `Mma` what multiplies
-// its tiles.
+// Adds a CTA tile to `mma`: the rows of the weight from first_n on, times the rows of x. `x_row` is
+// this thread's row of x. `Source` loads and dequantizes a kind of weight; `Mma` multiplies its
+// tiles.
 template <class T, class Source, class Mma>
 __device__ __forceinline__ void multiply_tile(const typename Source::Args &args, Source &weight,
                                               int64_t first_n, int64_t x_row, const SmemTile<T> &w,

@@ -11,8 +11,9 @@
 namespace nf4::cuda {
 namespace {
 
-// 64 x 64 elements in shared memory, rows of 128 bytes, or 256 of fp32, in the 128-byte swizzle:
-// eight rows' 16-byte chunks of one column, and one row's eight chunks, are in different banks.
+// 64 x 64 elements in shared memory. Rows have 128 bytes, or 256 for fp32, in the 128-byte swizzle:
+// the 16-byte chunks of one column in eight rows are in different banks, and so are the eight
+// chunks of one row.
 template <class T>
 class SmemTile {
  public:
@@ -22,7 +23,7 @@ class SmemTile {
   __device__ __forceinline__ uint4 &chunk(int row, int index) const {
     return chunks_[row * kRowChunks + (index ^ row % 8)];
   }
-  // The index-th eight neighbours of a row.
+  // Stores the index-th eight neighbours of a row.
   __device__ __forceinline__ void store(int row, int index, const float (&v)[8]) const {
     if constexpr (kPerVector<T> == 8) {
       chunk(row, index) = pack_vector<T>(v);
@@ -31,7 +32,7 @@ class SmemTile {
       chunk(row, index * 2 + 1) = pack_vector<T>({v[4], v[5], v[6], v[7]});
     }
   }
-  // Two neighbours of 16 bits, the first at an even column.
+  // Two 16-bit neighbours, the first at an even column.
   __device__ __forceinline__ uint32_t pair(int row, int column) const {
     return reinterpret_cast<const uint32_t *>(&chunk(row, column / 8))[column % 8 / 2];
   }
@@ -39,7 +40,7 @@ class SmemTile {
     return to_float(
         reinterpret_cast<const T *>(&chunk(row, column / kPerVector<T>))[column % kPerVector<T>]);
   }
-  // Four neighbours of fp32.
+  // Four neighbours in fp32.
   __device__ __forceinline__ float4 vector(int row, int index) const {
     return *reinterpret_cast<const float4 *>(&chunk(row, index));
   }
@@ -54,7 +55,7 @@ class SmemTile {
               to_float(elements[3])};
     }
   }
-  // Of 16 rows and columns, operand A of mma_m16n8k16, and operand B of two products.
+  // Operand A of mma_m16n8k16 for 16 rows and columns, and operand B of two products.
   __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row, int column) const {
     const int lane = threadIdx.x % 32;
     ldmatrix_x4(a, &chunk(row + lane % 16, column / 8 + lane / 16));
@@ -63,7 +64,7 @@ class SmemTile {
     const int lane = threadIdx.x % 32;
     ldmatrix_x4(b, &chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2));
   }
-  // Operand A whose rows are 16 columns of the tile, and its columns rows.
+  // Operand A whose rows are 16 columns of the tile, and whose columns are rows of it.
   __device__ __forceinline__ void load_transposed_a(uint32_t (&a)[4], int row, int column) const {
     const int lane = threadIdx.x % 32;
     ldmatrix_x4_trans(a, &chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2));

@@ -11,7 +11,7 @@
 namespace nf4::cuda {
 namespace {
 
-// Columns of a row of x; zeros past the end of either.
+// Loads columns of a row of x, with zeros past the end of either.
 template <class T, class Args, int Chunks>
 __device__ __forceinline__ void load_x(const Args &args, int64_t row, int64_t column,
                                        uint4 (&vector)[Chunks]) {

@@ -1,4 +1,4 @@
-// Partial sums of the warps in shared memory, and the outputs that they add up to.
+// The partial sums of the warps in shared memory, and the outputs to which they add up.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@
 namespace nf4::cuda {
 namespace {
 
-// The rows of the weight that a CTA has. CTAs differ by one row at most.
+// The rows of the weight that a CTA has. The CTAs' numbers of rows differ by one at most.
 struct CtaRows {
   int first;
   int count;
   __device__ __forceinline__ CtaRows(const SkinnyWork &work, int cta)
       : first(cta * work.cta_units + min(cta, work.big_ctas)),
         count(work.cta_units + (cta < work.big_ctas)) {}
-  // Of units of `unit` rows.
+  // Rows come in units of `unit` rows.
   __device__ __forceinline__ CtaRows(const SkinnyWork &work, int cta, int unit, int rows)
       : first((cta * work.cta_units + min(cta, work.big_ctas)) * unit),
         count(min((work.cta_units + (cta < work.big_ctas)) * unit, rows - first)) {}
   __device__ __forceinline__ int tiles() const { return (count + kWarpTileN - 1) / kWarpTileN; }
 };
 
-// The group of rows of warp tiles that a CTA works on, and where their sums go.
+// The group of rows of warp tiles on which a CTA works, and the place of their sums.
 template <class WarpMma>
 struct PartialSums {
   static constexpr int kTilePartials = kWarpTileN * WarpMma::kMaxM;
@@ -33,7 +33,7 @@ struct PartialSums {
   int end;
   float *partials;  // [tile][warp][fragment row][row of x]
 
-  // A warp's sums for the tile `tile` of the group.
+  // A warp's sums for tile `tile` of the group.
   __device__ __forceinline__ float *of_warp(int tile, int warp) const {
     return partials + (tile * kWarpsOf<WarpMma> + warp) * kTilePartials;
   }
@@ -55,8 +55,8 @@ __device__ __forceinline__ float add_partials(const float *partial, int warps) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// An output of a group: all that it takes to add up the warps' sums and to store it, known before
-// the sums are there.
+// An output of a group: everything needed to add up the warps' sums and to store it. It is computed
+// before the sums are complete.
 template <class T, class WarpMma>
 class Epilogue {
   static constexpr uint32_t kMaxM = WarpMma::kMaxM, kTilePartials = kWarpTileN * kMaxM;
@@ -79,8 +79,8 @@ class Epilogue {
       bias_ = to_float(static_cast<const T *>(matmul.bias)[rows.first + row]);
   }
 
-  // The adapter's part of output `index`, once its product with x is there: [m][product_stride +
-  // kLoraPadding]. What is read of B is prefetched before.
+  // The adapter's part of output `index`, once its product with x is complete: [m][product_stride +
+  // kLoraPadding]. The numbers of B that it reads are prefetched.
   __device__ __forceinline__ void prefetch_lora(const LoraTerm &lora, const CtaRows &rows,
                                                 const PartialSums<WarpMma> &group,
                                                 uint32_t index) const {

@@ -1,9 +1,10 @@
-// The product of a warp tile in fp32, on tensor cores: x and the codebook are each a sum of two
-// numbers of fp16, a high and a low part, over powers of two that bring the largest to [2^14,
-// 2^15). All four products of parts are summed.
+// The product of a warp tile in fp32, on tensor cores. x and the codebook are each a sum of two
+// fp16 numbers, a high and a low part, over powers of two that bring the largest to [2^14, 2^15).
+// All four products of parts are summed.
 //
-// Cost: twice the look-ups' bytes of 16 bits, 128 cycles of shared memory for a warp tile, and 32
-// to 128 mma; these bound it. docs/design/matmul-skinny.md, "fp32", has the experiments.
+// Cost: the look-ups read twice the bytes of 16 bits, 128 cycles of shared memory for a warp tile,
+// and 32 to 128 mma; these are the bound. docs/design/matmul-skinny.md, "fp32", has the
+// experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,8 +15,8 @@
 namespace nf4::cuda {
 namespace {
 
-// The parts of the entries of bytes Byte and Byte + 1, as A of a product: high parts of 8 rows of
-// the weight, then their low parts, which lie side by side in the LUT.
+// The parts of the entries of bytes Byte and Byte + 1, as A of a product: the high parts of 8 rows
+// of the weight, then their low parts, which lie side by side in the LUT.
 template <int Byte>
 __device__ __forceinline__ void split_a(SplitLut lut, uint32_t word, uint32_t (&a)[4]) {
   const uint2 first = lut.pair<Byte>(word), second = lut.pair<Byte + 1>(word);
@@ -25,14 +26,14 @@ __device__ __forceinline__ void split_a(SplitLut lut, uint32_t word, uint32_t (&
   a[3] = second.y;
 }
 
-// Where a lane's 16 columns of a block lie in a tile, as WarpMmaM8's do; those of other blocks
-// differ in two bits.
+// The place of a lane's 16 columns of a block in a tile, as in WarpMmaM8; the places in other
+// blocks differ in two bits.
 __device__ __forceinline__ uint32_t split_lane_offset(int row) {
   const int t = FragmentLane().thread_in_group;
   return keep_in_register<true>(StageTile::offset(row, t / 2) + t % 2 * 8);
 }
 
-// 64 columns of a row of x, or zeros: 16 in each block.
+// Loads 64 columns of a row of x, or zeros: 16 in each block.
 __device__ __forceinline__ void load_fp32_x(const MatmulArgs &matmul, int k_tile, int m,
                                             bool in_bounds, uint4 (&x)[16]) {
   const int column = k_tile * kWarpTileK + FragmentLane().thread_in_group * 16;
@@ -57,7 +58,7 @@ __device__ __forceinline__ SplitUnit quad_unit(const uint4 (&x)[16]) {
   return SplitUnit(fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2)));
 }
 
-// The unit of products with the row of x that lane `lane` has.
+// The unit of products with the row of x of lane `lane`.
 __device__ __forceinline__ float product_unit(SplitUnit split, int lane) {
   return multiply_rn(__shfl_sync(0xffffffffu, split.unit, lane),
                      SplitUnit::kToOne * SplitUnit::kToOne);
@@ -65,7 +66,7 @@ __device__ __forceinline__ float product_unit(SplitUnit split, int lane) {
 
 // ---- Up to 2 rows of x -------------------------------------------------------------------
 //
-// Columns 0 and 1 of B are the high parts of x, 4 and 5 the low ones: one product for all four.
+// Columns 0 and 1 of B are the high parts of x, and 4 and 5 the low ones: one product for all four.
 
 struct WarpMmaFp32M2 {
   using Lut = SplitLut;
@@ -105,7 +106,7 @@ struct WarpMmaFp32M2 {
     for (int m = 0; m < 2; ++m) unit[m] = product_unit(split, m * 4);
   }
 
-  // As WarpMmaM2::add.
+  // See WarpMmaM2::add.
   template <class FindScales>
   __device__ __forceinline__ void add(const StageTile &tile, SplitLut lut, FindScales find_scales,
                                       bool accumulate, float *partial) const {
@@ -145,8 +146,8 @@ struct WarpMmaFp32M2 {
       mma_m16n8k16(__half{}, d[half], a[half], x[first], x[first + 1]);
   }
 
-  // Lane 0 of a quad has sums of high parts of x, lane 2 of low ones; 0 stores those of a tile's
-  // upper rows and 2 those of the lower.
+  // Lane 0 of a quad has the sums of high parts of x, and lane 2 those of low parts. Lane 0 stores
+  // the sums of a tile's upper rows, and lane 2 those of the lower rows.
   static __device__ __forceinline__ void store(FragmentLane lane, const float (&sums)[2][2],
                                                bool accumulate, float *partial) {
     const int half = lane.thread_in_group / 2;
@@ -169,8 +170,8 @@ struct WarpMmaFp32 {
   using Rows = WarpMmaM8<__half, MTiles>;
   static constexpr int kMaxM = Rows::kMaxM;
   static constexpr bool kKeepsLane = true;
-  uint4 x[MTiles][16];    // as loaded; then high parts of two pairs of columns, then low ones
-  float unit[MTiles][2];  // of products with x, for the lane's columns of sums
+  uint4 x[MTiles][16];  // first as loaded; then high parts of two pairs of columns, then low parts
+  float unit[MTiles][2];  // for products with x, for the lane's columns of sums
   uint32_t lane_offset;
 
   __device__ __forceinline__ WarpMmaFp32() : lane_offset(split_lane_offset(row(0))) {}
@@ -203,7 +204,7 @@ struct WarpMmaFp32 {
     }
   }
 
-  // As WarpMmaM2::add.
+  // See WarpMmaM2::add.
   template <class FindScales>
   __device__ __forceinline__ void add(const StageTile &tile, SplitLut lut, FindScales find_scales,
                                       bool accumulate, float *partial) const {
@@ -255,7 +256,7 @@ struct WarpMmaFp32 {
 
 }  // namespace
 
-// Those of 16 rows of x in fp32 take more registers.
+// 16 rows of x in fp32 take more registers.
 template <>
 constexpr int kWarpsOf<WarpMmaFp32<2>> = kFp32M16Warps;
 

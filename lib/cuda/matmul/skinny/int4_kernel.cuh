@@ -1,7 +1,7 @@
-// y = x W^T for up to 16 rows of x and an integer weight: as kernel.cuh, without a LUT.
+// y = x W^T for up to 16 rows of x and an integer weight: like kernel.cuh, without a LUT.
 //
-// Cost: 0.5 bytes read for a weight and 2.5 for a group; bound by memory.
-// docs/design/matmul-skinny.md has the experiments.
+// Cost: 0.5 bytes read per weight and 2.5 per group; memory bounds it. docs/design/matmul-skinny.md
+// has the experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1)
     scales.publish(first == 0);
 #pragma unroll 1
     for (int stage = 1; stage < Kind::kSmem.stages && first == 0; ++stage) pipeline.load_next();
-    // Now, while the first tile is on its way, and not when the last sums are there.
+    // This is done now, while the first tile is in flight, and not when the last sums are complete.
     Epilogue<T, WarpMma> epilogue(args, rows, group, threadIdx.x);
 #pragma unroll 1
     for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kSkinnyWarps) {
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1)
           return found;
         };
         warp_mma.add(pipeline.wait_next(), find_scales, k_tile != first_k_tile, partial);
-        __syncwarp();  // before the stage is overwritten
+        __syncwarp();  // all lanes have read it before the stage is overwritten
         pipeline.load_next();
         partial += args.work.n_warps * kSkinnyWarps * group.kTilePartials;
       }

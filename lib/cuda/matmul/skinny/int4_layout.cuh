@@ -1,6 +1,5 @@
-// Layouts of integer weights as the skinny kernels see them: how a warp tile comes to shared
-// memory, which of its rows and octets of columns a lane multiplies, and where scales and zero
-// points lie.
+// The layouts of integer weights for the skinny kernels: how a warp tile comes to shared memory,
+// which of its rows and octets of columns a lane multiplies, and where scales and zero points lie.
 #pragma once
 
 #include "core/int4.hpp"
@@ -11,32 +10,34 @@
 namespace nf4::cuda {
 namespace {
 
-// The scales of two rows of the weight and their zero points, that of the second in the high half.
+// The scales and the zero points of two rows of the weight; the second row's zero point is in the
+// high half.
 struct Int4Scales {
   float scale, scale8;
   uint32_t zeros;
 };
 
-// Two zero points from the low bits of each half.
+// Extracts two zero points from the low bits of each half.
 __device__ __forceinline__ uint32_t zero_points(uint32_t halves) { return halves & 0x000f000fu; }
 
 // compressed-tensors: codes [n][k / 8] words, scales [n][group], zero points [n / 8][group] words.
 struct SkinnyRowPacked : RowCodes {
-  // The row of a tile that a fragment row is, where lanes take quarters of its columns or share
-  // them. In the latter case even rows come before odd ones, against bank conflicts.
+  // The row of a tile for a fragment row, if lanes have quarters of its columns or if they share
+  // them. In the latter case even rows come before odd ones, to avoid bank conflicts.
   static __device__ __forceinline__ int row_of_quarters(int fragment_row) { return fragment_row; }
   static __device__ __forceinline__ int row_of_shared(int fragment_row) {
     return (fragment_row % 4 * 2 + fragment_row / 4 % 2) + fragment_row / 8 * 8;
   }
 
-  // The octet of 8 columns that is the `index`-th of the lane's quarter, and which of a quarter's
-  // eight, where four lanes share it, is the lane's `index`-th.
+  // octet_of_quarter is the octet of 8 columns that is the `index`-th of the lane's quarter.
+  // octet_of_shared is the lane's `index`-th of the eight octets of a quarter that four lanes
+  // share.
   static __device__ __forceinline__ int octet_of_quarter(int index) { return index; }
   static __device__ __forceinline__ int octet_of_shared(int index) {
     return FragmentLane().thread_in_group * 2 + index;
   }
 
-  // The words of octets 4 * half to 4 * half + 3 of the lane's quarter, of its two rows.
+  // The words of octets 4 * half to 4 * half + 3 of the lane's quarter, for its two rows.
   struct QuarterReader {
     uint32_t lane_offset;
     __device__ __forceinline__ QuarterReader()
@@ -52,7 +53,7 @@ struct SkinnyRowPacked : RowCodes {
     }
   };
 
-  // The words of the lane's two octets of a quarter that four lanes share.
+  // Reads the words of the lane's two octets of a quarter that four lanes share.
   static __device__ __forceinline__ void read_shared(const StageTile &tile, int quarter,
                                                      uint32_t (&w)[2], uint32_t (&w8)[2]) {
     const FragmentLane lane;

@@ -1,7 +1,7 @@
 // A warp's product of a warp tile of an integer weight with its part of x.
 //
-// A code q becomes a number c + q of T, two codes at a time;
-// the sum of (c + q) x minus (c + z) times the sum of x is the group's sum of (q - z) x.
+// A code q becomes a number c + q of T, two codes at a time. The sum of (c + q) x, minus (c + z)
+// times the sum of x, is the group's sum of (q - z) x.
 #pragma once
 
 #include <type_traits>
@@ -12,17 +12,17 @@
 namespace nf4::cuda {
 namespace {
 
-// Codes as numbers c + q, in bf16 32 + q / 4, in fp16 64 + q. Of four codes of a half of a word two
-// are made where they lie, in bits 0 to 3 and 4 to 7, and two from the word shifted by 8. One of
-// each two is masked with the bits of c; the other, whose mask alone makes a number that is linear
-// in q, takes an FMA more, which is not the ALU's.
+// Codes as numbers c + q: 32 + q / 4 in bf16, 64 + q in fp16. Two of the four codes of a half word
+// are made in place, in bits 0 to 3 and 4 to 7, and two from the word shifted by 8. One of each two
+// is masked with the bits of c. For the other, the mask alone makes a number that is linear in q,
+// which takes one more FMA and no ALU instruction.
 template <class T>
 struct Int4Pairs {
   static constexpr bool kHalf = std::is_same_v<T, __half>;
   static constexpr uint32_t kOne = kHalf ? 0x3c003c00u : 0x3f803f80u;
-  static constexpr float kUnit = kHalf ? 1.0f : 4.0f;  // of sums
+  static constexpr float kUnit = kHalf ? 1.0f : 4.0f;  // the unit of sums
 
-  // Codes `index` and index + 4 of a word.
+  // Returns codes `index` and index + 4 of a word.
   static __device__ __forceinline__ uint32_t at(uint32_t word, int index) {
     const uint32_t moved = index < 2 ? word : word >> 8;
     if constexpr (kHalf) {
@@ -38,7 +38,7 @@ struct Int4Pairs {
     return at(word, Index);
   }
 
-  // c + z of the zero points in the low and the high half, negative.
+  // Minus (c + z), for the zero points in the low and the high half.
   static __device__ __forceinline__ float minus_low(uint32_t zeros) {
     return __uint_as_float(kHalf ? zeros << 17 | 0xc2800000u : zeros << 16 | 0xc2000000u);
   }
@@ -48,7 +48,7 @@ struct Int4Pairs {
   }
 
  private:
-  // In one instruction; the compiler makes two of the constants.
+  // This is one instruction; the compiler makes two of the constants.
   template <uint32_t Mask, uint32_t Magic>
   static __device__ __forceinline__ uint32_t masked(uint32_t word) {
     uint32_t numbers;
@@ -60,15 +60,15 @@ struct Int4Pairs {
   }
 };
 
-// 8 elements of x. Those out of bounds are loaded too, from the start of x, and masked when they
-// are ordered: the compiler would wait for loads under a condition.
+// Loads 8 elements of x. Elements out of bounds are loaded too, from the start of x, and masked
+// when they are ordered: the compiler would wait for loads under a condition.
 template <class T>
 __device__ __forceinline__ void load_octet(const T *x, uint32_t *b) {
   const uint4 v = *reinterpret_cast<const uint4 *>(x);
   b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
 }
 
-// 8 elements of x as B fragments of codes i and i + 4, from memory order; or zeros.
+// 8 elements of x, from memory order to B fragments of codes i and i + 4; or zeros.
 __device__ __forceinline__ void order_octet(bool in_bounds, const uint32_t *from, uint32_t *b) {
   const uint32_t mask = in_bounds ? 0xffffffffu : 0;
   const uint32_t v[4] = {from[0] & mask, from[1] & mask, from[2] & mask, from[3] & mask};
@@ -78,7 +78,8 @@ __device__ __forceinline__ void order_octet(bool in_bounds, const uint32_t *from
   b[3] = __byte_perm(v[1], v[3], 0x7632);
 }
 
-// Sums of Octets octets of x, of the columns of B that this lane has in D: a product with ones.
+// The sums of Octets octets of x, for the columns of B that this lane has in D: a product with
+// ones.
 template <class T, int Octets>
 __device__ __forceinline__ float2 sum_octets(const uint32_t *x) {
   constexpr uint32_t kOne = Int4Pairs<T>::kOne;
@@ -99,7 +100,7 @@ struct Int4MmaM2 {
   static constexpr bool kLoadsAhead = true;  // there are registers for two K-tiles of x
   uint32_t x[1][32];
   uint32_t loaded[32];
-  bool in_bounds;  // of loaded: the column of B that a lane has is a row of x, in its own quarter
+  bool in_bounds;  // for `loaded`: the lane's column of B is a row of x, in the lane's own quarter
   float2 x_sum;
   typename Layout::QuarterReader reader;
 
@@ -110,7 +111,7 @@ struct Int4MmaM2 {
     return Layout::row_of_quarters(fragment_row);
   }
 
-  // X: as WarpMmaM2::load_x.
+  // X is as for WarpMmaM2::load_x.
   template <class X>
   __device__ __forceinline__ void load_x(const X &from, int k_tile) {
     const FragmentLane lane;
@@ -122,7 +123,7 @@ struct Int4MmaM2 {
     for (int i = 0; i < 8; ++i) load_octet(data + Layout::octet_of_quarter(i) * 8, loaded + i * 4);
   }
 
-  // Once the elements are needed.
+  // Called once the elements are needed.
   template <class X>
   __device__ __forceinline__ void prepare_x(const X &, int) {
 #pragma unroll
@@ -161,7 +162,7 @@ struct Int4MmaM8 {
   static constexpr int kMaxM = 8 * MTiles;
   static constexpr bool kLoadsAhead = false;
   uint32_t x[MTiles][32];
-  bool exists[MTiles];  // the row of x that is the lane's column of B
+  bool exists[MTiles];  // whether the lane's column of B is a row of x
   float2 x_sum[MTiles][4];
 
   static __device__ __forceinline__ int row() {

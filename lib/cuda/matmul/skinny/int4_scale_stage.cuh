@@ -17,13 +17,14 @@ class Int4ScaleStage {
 
   __device__ __forceinline__ void init() const { barrier_.init(); }
 
-  // Starts the copies for `rows` rows from first_row on, a multiple of kInt4Unit, of an expert of a
-  // stack, of which args have the first.
+  // Starts the copies for `rows` rows from first_row on, a multiple of kInt4Unit. In a stack of
+  // experts they are those of one expert; args describe the first.
   __device__ __forceinline__ void load(int first_row, int rows, int64_t expert = 0) const {
     const int units = (rows + kInt4Unit - 1) / kInt4Unit;
     const int groups = static_cast<int>(args_.matmul.weight.groups);
     if constexpr (std::is_same_v<Layout, SkinnyRowPacked>) {
-      // All side by side: of a unit a vector of scales and a word of zero points for each group.
+      // All of them lie side by side: for each group of a unit, a vector of scales and a word of
+      // zero points.
       const int64_t first = (expert * args_.matmul.weight.rows + first_row) * groups;
 #pragma unroll 1
       for (int i = threadIdx.x; i < units * groups; i += kSkinnyThreads)
@@ -46,12 +47,12 @@ class Int4ScaleStage {
   }
   __device__ __forceinline__ void wait(uint32_t phase) const { barrier_.wait(phase); }
 
-  // Of the lane's rows `row` and the one of fragment row group_id + 8 of a row of tiles, for the
-  // quarter thread_in_group of a K-tile.
+  // A reader for the lane's row `row` and for the row of fragment row group_id + 8, in a row of
+  // tiles, and for quarter thread_in_group of a K-tile.
   __device__ __forceinline__ typename Layout::ScaleReader reader(int k_tile, int tile,
                                                                  int row) const {
     const Int4View &weight = args_.matmul.weight;
-    // Past the last column any scale of the row will do; that of another row might be a NaN.
+    // Past the last column any scale of the row may be used; another row's scale might be a NaN.
     const uint32_t column = min(k_tile * kWarpTileK + FragmentLane().thread_in_group * kScaleK,
                                 static_cast<int>(weight.cols) - 1);
     const uint32_t group = column / static_cast<uint32_t>(weight.group_size);
@@ -59,7 +60,7 @@ class Int4ScaleStage {
   }
 
  private:
-  // `count` scales, at most 8, and a word of zero points.
+  // Copies `count` scales, at most 8, and a word of zero points.
   __device__ __forceinline__ void copy(int64_t scales, int64_t zeros, int to, int count) const {
     const Int4View &weight = args_.matmul.weight;
     auto *const to_scales = reinterpret_cast<uint16_t *>(shared_ + args_.smem_scales) + to * 8;

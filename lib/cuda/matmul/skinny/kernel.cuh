@@ -1,14 +1,14 @@
-// y = x W^T for up to 16 rows of x: a skinny GEMM by mma.sync.
+// y = x W^T for up to 16 rows of x: a skinny GEMM with mma.sync.
 //
 // A CTA has rows of the weight, and each of its 16 warps 256 of their columns, so that a warp's
-// part of x stays in registers for all rows. W is A, x is B. A byte becomes two numbers by one
-// look-up in a LUT of all 256 bytes (one PRMT for the address, one LDS). Scales are applied to the
-// fp32 sums of each block.
+// part of x stays in registers for all rows. W is A, x is B. One look-up in a LUT of all 256 bytes
+// turns a byte into two numbers (one PRMT for the address, one LDS). Scales are applied to the fp32
+// sums of each block.
 //
-// Cost: 0.516 bytes read for a weight; bound by memory. Next is shared memory: a warp tile takes 64
-// look-ups, 16 cycles to write, 16 to read, 10 for scales, 5 for sums; 16 warps need 1780 cycles
-// where memory takes 1800 at 4.3 TB/s, and measured 2000.
-// docs/design/matmul-skinny.md draws the data path and has the experiments.
+// Cost: 0.516 bytes read per weight; memory bounds it. Shared memory is next: a warp tile takes 64
+// cycles for look-ups, 16 to write, 16 to read, 10 for scales and 5 for sums. 16 warps need 1780
+// cycles where memory takes 1800 at 4.3 TB/s; measured: 2000. docs/design/matmul-skinny.md draws
+// the data path and has the experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,7 +40,7 @@ __device__ __forceinline__ void prefetch_rows(const SkinnyArgs &args, const CtaR
   }
 }
 
-// All threads of the CTA call it, and a barrier must follow. Returns the unit of the sums.
+// All threads of the CTA call it, and a barrier must follow. It returns the unit of the sums.
 template <class T, int kThreads>
 __device__ __forceinline__ float build_lut(const SkinnyArgs &args, float entry, uint8_t *shared) {
   if constexpr (std::is_same_v<T, float>) {
@@ -53,9 +53,9 @@ __device__ __forceinline__ float build_lut(const SkinnyArgs &args, float entry, 
   }
 }
 
-// What a weight CTA has of an adapter in shared memory.
+// An adapter's data in the shared memory of a weight CTA.
 struct SharedLora {
-  int *receivers;  // warps that asked to receive it
+  int *receivers;  // counts the warps that asked to receive it
   float *product;  // [m][stride + kLoraPadding]
   __device__ __forceinline__ SharedLora(const SkinnyArgs &args, uint8_t *shared)
       : receivers(reinterpret_cast<int *>(shared + args.smem_lora)),
@@ -63,7 +63,7 @@ struct SharedLora {
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) *receivers = 0;
   }
-  // True of one warp, the first.
+  // Returns true for one warp, the first.
   __device__ __forceinline__ bool is_receiver() const {
     int before = 0;
     if (threadIdx.x % 32 == 0) before = atomicAdd(receivers, 1);
@@ -77,7 +77,7 @@ struct SharedLora {
   }
 };
 
-// For all that a weight CTA reads but the adapter's product.
+// Waits for everything that a weight CTA reads, except the adapter's product.
 template <class Arch>
 __device__ __forceinline__ void wait_for_inputs(const LoraCtaArgs &args) {
   if (args.ctas > 0)
@@ -86,7 +86,7 @@ __device__ __forceinline__ void wait_for_inputs(const LoraCtaArgs &args) {
     pdl_wait_for_earlier<Arch>();
 }
 
-// What one of a weight's CTAs does.
+// The work of one of a weight's CTAs.
 template <class Arch, class T, class Scales, class WarpMma, bool kLora>
 __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   constexpr int kWarps = kWarpsOf<WarpMma>, kThreads = 32 * kWarps;
@@ -113,8 +113,8 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   pipeline.init();
   scales.init();
   if constexpr (kLora) lora.init();
-  // The small loads before the large ones, which delay them. All of them are ordinary loads: the
-  // compiler may move a __ldg above the wait.
+  // The small loads come before the large ones, which delay them. All of them are ordinary loads:
+  // the compiler may move an __ldg above the wait.
   float offset = 0;
   if constexpr (Scales::kNested) offset = *matmul.weight.nested_offset;
   float entry = 0;
@@ -144,7 +144,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
     scales.publish(first == 0);
 #pragma unroll 1
     for (int stage = 1; stage < Kind::kSmem.stages && first == 0; ++stage) pipeline.load_next();
-    // Now, while the first tile is on its way, and not when the last sums are there.
+    // This is done now, while the first tile is in flight, and not when the last sums are complete.
     Epilogue<T, WarpMma> epilogue(args, rows, group, threadIdx.x);
     if constexpr (kLora) epilogue.prefetch_lora(matmul.lora, rows, group, threadIdx.x);
 #pragma unroll 1
@@ -162,12 +162,12 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
           return found;
         };
         warp_mma.add(pipeline.wait_next(), lut, find_scales, k_tile != first_k_tile, partial);
-        __syncwarp();  // before the stage is overwritten
+        __syncwarp();  // all lanes have read it before the stage is overwritten
         pipeline.load_next();
         partial += args.work.n_warps * kWarps * group.kTilePartials;
       }
     }
-    // By the first warp that has no tiles left: the others hide its latency.
+    // The first warp that has no tiles left does this, so that the others hide its latency.
     if constexpr (kLora)
       if (first == 0 && lora.is_receiver()) lora.receive<Arch, T>(args.lora, cta);
     __syncthreads();
@@ -182,7 +182,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   }
 }
 
-// For cols that are a multiple of kScaleK; the weight and rows of x are 16-byte aligned.
+// cols is a multiple of kScaleK; the weight and rows of x are 16-byte aligned.
 template <class Arch, class T, class Scales, class WarpMma, bool kLora>
 __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     matmul_skinny(const __grid_constant__ SkinnyArgs args) {

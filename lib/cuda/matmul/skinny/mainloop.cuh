@@ -1,5 +1,5 @@
-// A warp's product of a warp tile, 16 rows by 256 columns of the weight, with its part of x: what
-// happens to the tile once it is in shared memory.
+// A warp's product of a warp tile, 16 rows by 256 columns of the weight, with its part of x: the
+// work on the tile once it is in shared memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,23 +14,23 @@
 namespace nf4::cuda {
 namespace {
 
-// Where a lane is in an mma fragment, in the PTX ISA's words.
+// The place of a lane in an mma fragment, in the words of the PTX ISA.
 struct FragmentLane {
   int group_id;         // row of A, column of B
-  int thread_in_group;  // of the four lanes that share them
+  int thread_in_group;  // number among the four lanes that share them
   __device__ __forceinline__ FragmentLane()
       : group_id(threadIdx.x % 32 / 4), thread_in_group(threadIdx.x % 4) {}
 };
 
-// A number that depends on the lane alone. The compiler would recompute it for each tile; with
-// Keep, where there are registers, it must not.
+// A number that depends only on the lane. The compiler would recompute it for each tile; with Keep,
+// if there are registers, it must not.
 template <bool Keep>
 __device__ __forceinline__ uint32_t keep_in_register(uint32_t number) {
   if constexpr (Keep) asm volatile("" : "+r"(number));
   return number;
 }
 
-// Where row m of x begins. Another type in the place of MatmulArgs may find the rows otherwise.
+// Returns the start of row m of x. A type in place of MatmulArgs may find the rows in another way.
 template <class T>
 struct XRow {
   const T *data;
@@ -50,7 +50,7 @@ __device__ __forceinline__ const T *x_start(const MatmulArgsOf<View> &matmul) {
   return static_cast<const T *>(matmul.x);
 }
 
-// 8 elements of x as B fragments, or zeros.
+// Loads 8 elements of x as B fragments, or zeros.
 template <class T>
 __device__ __forceinline__ void load_b(const T *x, bool in_bounds, uint32_t *b) {
   uint4 v{};
@@ -77,8 +77,8 @@ __device__ __forceinline__ void mma_word(Pairs pairs, uint32_t word, uint32_t wo
   }
 }
 
-// Of sums of two rows of the weight and two of x in each of four lanes, each lane adds up one
-// output: of row group_id + 8 * (thread_in_group / 2) and of row thread_in_group % 2 of x.
+// Four lanes have sums of two rows of the weight and two of x. Each lane adds up one output: of row
+// group_id + 8 * (thread_in_group / 2), and of row thread_in_group % 2 of x.
 __device__ __forceinline__ void store_quad_sums(const float (&sums)[4], bool accumulate,
                                                 float *partial) {
   const FragmentLane lane;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void store_quad_sums(const float (&sums)[4], bool acc
   to = accumulate ? to + sum : sum;
 }
 
-// The same of fragments for MTiles tiles of 8 rows of x, whose lanes have different outputs.
+// The same for fragments of MTiles tiles of 8 rows of x, whose lanes have different outputs.
 template <int MTiles>
 __device__ __forceinline__ void store_sums(FragmentLane lane, const float (&sums)[MTiles][4],
                                            bool accumulate, float *partial) {
@@ -111,22 +111,23 @@ __device__ __forceinline__ void store_sums(FragmentLane lane, const float (&sums
 // ---- Up to 2 rows of x -------------------------------------------------------------------
 //
 // Each lane of four has kScaleK columns of its own. The 8 columns of B are 2 rows of x for each of
-// the four, zero but in its own columns, so that a lane's sums have one scale, and it applies it
-// itself.
+// the four lanes, zero except in the lane's own columns, so that a lane's sums have one scale,
+// which the lane itself applies.
 
 template <class T>
 struct WarpMmaM2 {
   using Lut = ByteLut;
   static constexpr int kMaxM = 2;
-  static constexpr bool kKeepsLane = true;  // there are registers for what depends on the lane
+  // There are registers for numbers that depend on the lane.
+  static constexpr bool kKeepsLane = true;
   uint32_t x[1][32];
-  uint32_t lane_offset;  // in a tile, of the lane's first chunk
+  uint32_t lane_offset;  // offset of the lane's first chunk in a tile
 
   __device__ __forceinline__ WarpMmaM2()
       : lane_offset(keep_in_register<kKeepsLane>(
             StageTile::offset(row(0), FragmentLane().thread_in_group * 2))) {}
 
-  // The row of a tile that a group of lanes has, and the one of fragment row group_id + 8.
+  // The rows of a tile that a group of lanes has: this one and that of fragment row group_id + 8.
   static __device__ __forceinline__ int row(int half) { return FragmentLane().group_id + half * 8; }
   static __device__ __forceinline__ int row_at(int fragment_row) { return fragment_row; }
 
@@ -143,8 +144,8 @@ struct WarpMmaM2 {
 
   __device__ __forceinline__ void prepare_x() const {}
 
-  // Adds to partial[row][m], or sets it if `accumulate` is false. find_scales() gives the scales of
-  // the lane's rows.
+  // Adds to partial[row][m], or sets it if `accumulate` is false. find_scales() returns the scales
+  // of the lane's rows.
   template <class FindScales>
   __device__ __forceinline__ void add(const StageTile &tile, ByteLut lut, FindScales find_scales,
                                       bool accumulate, float *partial) const {
@@ -171,7 +172,7 @@ struct WarpMmaM2 {
 
 // ---- Up to 8 or 16 rows of x -------------------------------------------------------------
 //
-// Four lanes share each kScaleK columns: 16 columns a lane.
+// Four lanes share each kScaleK columns: 16 columns per lane.
 
 template <class T, int MTiles>
 struct WarpMmaM8 {
@@ -180,7 +181,8 @@ struct WarpMmaM8 {
   static constexpr bool kKeepsLane = false;
   uint32_t x[MTiles][32];
 
-  // Even rows before odd ones: the rows that half a warp reads at a time are in different banks.
+  // Even rows come before odd ones, so that the rows that half a warp reads at a time are in
+  // different banks.
   static __device__ __forceinline__ int row(int half) {
     return row_at(FragmentLane().group_id + half * 8);
   }
@@ -204,7 +206,7 @@ struct WarpMmaM8 {
 
   __device__ __forceinline__ void prepare_x() const {}
 
-  // As WarpMmaM2::add.
+  // See WarpMmaM2::add.
   template <class FindScales>
   __device__ __forceinline__ void add(const StageTile &tile, ByteLut lut, FindScales find_scales,
                                       bool accumulate, float *partial) const {

@@ -1,5 +1,5 @@
-// Warp tiles of the weight on their way to shared memory: each warp has a pipeline of its own, so
-// that no warp waits for another.
+// The pipeline of warp tiles of the weight to shared memory. Each warp has its own, so that no warp
+// waits for another.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ class StageTile {
   uint8_t *bytes_;
 };
 
-// A chunk of 16 bytes of a warp tile: its offset in a stage and in the packed weight.
+// A 16-byte chunk of a warp tile: its offset in a stage and in the packed weight.
 struct TileChunk {
   uint32_t to;
   int64_t from;
@@ -66,7 +66,7 @@ struct RowCodes {
   }
 };
 
-// What the pipeline and the sums depend on of a kind of weight; this one, of NF4 and FP4.
+// The properties of a kind of weight that the pipeline and the sums depend on; this is NF4 and FP4.
 template <class Arch_, int kMaxM, int kWarps_>
 struct CodebookSkinny {
   using Arch = Arch_;
@@ -76,15 +76,15 @@ struct CodebookSkinny {
   static constexpr SkinnySmem kSmem = kSkinnySmem<Arch, kMaxM, kWarps>;
 };
 
-// The warp tiles that a warp takes, in its order: in each group of rows of tiles, for each of its
-// K-tiles, every n_warps-th row of tiles.
+// The warp tiles of a warp, in its order: in each group of rows of tiles, for each of its K-tiles,
+// every n_warps-th row of tiles.
 template <int kWarps = kSkinnyWarps>
 class WarpTileIterator {
  public:
   __device__ __forceinline__ WarpTileIterator(const SkinnyWork &work, int tiles, int first_tile,
                                               int first_k_tile)
       : work_(work),
-        // Past the tiles of a group this warp has none.
+        // This warp has no tiles if its first one is past those of a group.
         tiles_(first_tile < work.group_tiles ? tiles : 0),
         first_k_tile_(first_k_tile),
         first_tile_(first_tile),
@@ -118,7 +118,7 @@ class WarpTileIterator {
   int group_end_;
 };
 
-// The stages of a warp, which of them is loaded next and which is read next.
+// The stages of a warp: the one that is loaded next and the one that is read next.
 template <class Kind>
 class PipelineState {
  public:
@@ -137,7 +137,7 @@ class PipelineState {
   __device__ __forceinline__ void advance_load() {
     load_stage_ = load_stage_ == kStages - 1 ? 0 : load_stage_ + 1;
   }
-  // True where the phase of the barriers changes.
+  // Returns true if the phase of the barriers changes.
   __device__ __forceinline__ bool advance_read() {
     read_stage_ = read_stage_ == kStages - 1 ? 0 : read_stage_ + 1;
     return read_stage_ == 0;
@@ -149,7 +149,7 @@ class PipelineState {
   int read_stage_ = 0;
 };
 
-// By TMA: one lane issues a box.
+// The pipeline with TMA: one lane issues a box.
 template <class Kind, class TileIterator>
 class TmaPipeline {
  public:
@@ -168,7 +168,7 @@ class TmaPipeline {
       Kind::Codes::prefetch_tile(&args_.packed, iterator_.column(), first_row_ + iterator_.row());
   }
 
-  // Before all else, by all lanes.
+  // All lanes call it before everything else.
   __device__ __forceinline__ void init() {
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
@@ -179,7 +179,7 @@ class TmaPipeline {
   }
 
   // Issues the copy of the next tile, if there is one, into the stage that was read first. All
-  // lanes call it, after they have read it.
+  // lanes call it, after they have read that stage.
   __device__ __forceinline__ void load_next() {
     if (!iterator_.is_valid()) return;
     if (threadIdx.x % 32 == 0) {
@@ -209,7 +209,7 @@ class TmaPipeline {
   uint32_t phase_ = 0;
 };
 
-// By cp.async: every lane copies chunks of 16 bytes.
+// The pipeline with cp.async: every lane copies 16-byte chunks.
 template <class Kind, class TileIterator>
 class CpAsyncPipeline {
  public:
@@ -231,7 +231,7 @@ class CpAsyncPipeline {
 
   __device__ __forceinline__ StageTile wait_next() {
     cp_async_wait<PipelineState<Kind>::kStages - 1>();
-    __syncwarp();  // for the other lanes' chunks
+    __syncwarp();  // for the chunks of the other lanes
     const StageTile tile = state_.read_tile();
     state_.advance_read();
     return tile;
@@ -256,8 +256,9 @@ class CpAsyncPipeline {
   PipelineState<Kind> state_;
 };
 
-// `TileIterator` is the warp's order of warp tiles: the row of the weight, from the pipeline's
-// first one, and its first column, of a stack of experts along K in that.
+// `TileIterator` is the warp's order of warp tiles. It gives the row of the weight, relative to the
+// pipeline's first one, and its first column; in a stack of experts along K, the column in the
+// stack.
 template <class Kind, class TileIterator = WarpTileIterator<Kind::kWarps>>
 using WeightPipeline = std::conditional_t<Kind::Arch::kTensorMaps, TmaPipeline<Kind, TileIterator>,
                                           CpAsyncPipeline<Kind, TileIterator>>;

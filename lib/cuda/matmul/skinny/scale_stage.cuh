@@ -1,5 +1,5 @@
-// The scales of a CTA's rows in shared memory: copied as they are stored, all at once and without
-// waiting, and finished (absmax times scale code plus offset) where they are used.
+// The scales of a CTA's rows in shared memory. They are copied as they are stored, all at once and
+// without waiting, and finished (absmax times scale code plus offset) when they are used.
 #pragma once
 
 #include "cuda/matmul/skinny/args.hpp"
@@ -17,14 +17,14 @@ __device__ __forceinline__ void copy_item(float4 *to, const float4 *from) {
   cp_async_16(to, from, 16);
 }
 
-// When the scales that all threads copy are in shared memory.
+// Tracks when the scales that all threads copy are in shared memory.
 template <class Arch, int kThreads = kSkinnyThreads>
 class ScaleBarrier {
  public:
   __device__ __forceinline__ explicit ScaleBarrier(uint8_t *barrier)
       : barrier_(reinterpret_cast<uint64_t *>(barrier)) {}
 
-  // Before all else, by all threads.
+  // All threads call it before everything else.
   __device__ __forceinline__ void init() const {
     if constexpr (Arch::kTensorMaps) {
       if (threadIdx.x != 0) return;
@@ -33,14 +33,14 @@ class ScaleBarrier {
     }
   }
 
-  // After the copies: commits their cp.async group where the kernel counts groups.
+  // Follows the copies: commits their cp.async group if the kernel counts groups.
   __device__ __forceinline__ void commit() const {
     if constexpr (!Arch::kTensorMaps) cp_async_commit();
   }
 
-  // By all threads, whose stores to shared memory are visible to all when it returns. What was
-  // copied is visible after wait(). If `one_later`, one younger cp.async group may be pending.
-  // `asynchronous`: all was copied by cp.async.
+  // All threads call it. Their stores to shared memory are visible to all when it returns; copied
+  // data is visible after wait(). With `one_later`, one younger cp.async group may be pending. With
+  // `asynchronous`, everything was copied by cp.async.
   __device__ __forceinline__ void publish(bool one_later, bool asynchronous) const {
     if constexpr (Arch::kTensorMaps) {
       __syncthreads();
@@ -67,8 +67,8 @@ class ScaleBarrier {
   uint64_t *const barrier_;
 };
 
-// The items of a row are an odd number of items from those of the next: reading those of 8 rows has
-// no bank conflicts. Element: a type for the number of any element of the weight.
+// The distance between rows is an odd number of items, so that reading the items of 8 rows has no
+// bank conflicts. Element is a type for the number of any element of the weight.
 template <class Arch, class Scales, int kThreads, class Element = uint32_t>
 class ScaleStage {
  public:
@@ -81,7 +81,7 @@ class ScaleStage {
         nested_absmax_(reinterpret_cast<float *>(shared + args.smem_nested_absmax)),
         items_(reinterpret_cast<Item *>(shared + args.smem_scales)) {}
 
-  // Before all else, by all threads.
+  // All threads call it before everything else.
   __device__ __forceinline__ void init() const { barrier_.init(); }
 
   // Starts the copy of the scale code, once.
@@ -96,7 +96,7 @@ class ScaleStage {
   }
 
   // Starts the copies of the scales of `rows` rows from first_row on, and commits their cp.async
-  // group where the kernel counts groups.
+  // group if the kernel counts groups.
   __device__ __forceinline__ void load(int first_row, int rows) {
     const MatmulArgs &matmul = args_.matmul;
     const Element first_element = first_row * static_cast<Element>(matmul.weight.cols);
@@ -130,14 +130,14 @@ class ScaleStage {
     barrier_.commit();
   }
 
-  // What load() copies is visible after wait().
+  // The data that load() copies is visible after wait().
   __device__ __forceinline__ void publish(bool one_later) const {
     barrier_.publish(one_later, args_.whole_items);
   }
   __device__ __forceinline__ void wait(uint32_t phase) const { barrier_.wait(phase); }
 
-  // Where a lane finds the scales of its rows `row` and row + 8 of a warp tile, for the
-  // thread_in_group-th kScaleK columns.
+  // Finds the scales of a lane's rows `row` and row + 8 of a warp tile, for the thread_in_group-th
+  // kScaleK columns.
   struct Cursor {
     const Item *item;
     int element;  // from the start of a nested block
@@ -145,7 +145,7 @@ class ScaleStage {
   __device__ __forceinline__ Cursor cursor(int k_tile, int tile, int row,
                                            int thread_in_group) const {
     const int cols = static_cast<int>(args_.matmul.weight.cols);
-    // Past the last column any scale of the row will do; that of another row might be a NaN.
+    // Past the last column any scale of the row may be used; another row's scale might be a NaN.
     int column = k_tile * kWarpTileK + thread_in_group * kScaleK;
     if (column >= cols) column = k_tile * kWarpTileK;
     const int first = tile * kWarpTileN + row;
@@ -176,7 +176,7 @@ class ScaleStage {
   }
 
  private:
-  // What Scales::finish() looks codes up in.
+  // The table in which Scales::finish() looks codes up.
   struct Table {
     const float *scale_code;
     float nested_offset;

@@ -1,10 +1,10 @@
 // y = x W^T for up to 16 rows of x and an integer weight whose words lie along its rows (AWQ,
-// GPTQ): a skinny GEMM by mma.sync, split along K.
+// GPTQ): a skinny GEMM with mma.sync, split along K.
 //
-// A CTA has a strip of 64 to 256 rows of the weight; where strips are few, a cluster shares the
-// columns and adds up its sums through distributed shared memory, in a fixed order. The warps side
-// by side share the stages of a pipeline, which bring x along. docs/design/matmul-skinny.md has the
-// experiments.
+// A CTA has a strip of 64 to 256 rows of the weight. If there are few strips, a cluster shares the
+// columns and adds up its sums through distributed shared memory, in a fixed order. Warps that are
+// side by side share the stages of a pipeline, which also load x. docs/design/matmul-skinny.md has
+// the experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -58,8 +58,8 @@ __device__ __forceinline__ void finish_group(const Int4View &weight, const Strip
   sums = StripSums<MTiles>();
 }
 
-// group_size is a multiple of kStripK; rows of kInt4Unit rows; 16-byte aligned weight, scales and
-// rows of x.
+// group_size is a multiple of kStripK, and rows are a multiple of kInt4Unit; the weight, the scales
+// and rows of x are 16-byte aligned.
 template <class Arch, class T, class Layout, int MTiles>
 __global__ void __launch_bounds__(kStripThreads, 1)
     int4_matmul_strip(const __grid_constant__ StripArgs args) {
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kStripThreads, 1)
   pipeline.start();
   pdl_launch_dependents<Arch>();
   if (args.cluster > 1)
-    cluster_sync_relaxed();  // all of them have started; and a barrier of the CTA
+    cluster_sync_relaxed();  // all of them have started; this is also a barrier of the CTA
   else
     __syncthreads();
 

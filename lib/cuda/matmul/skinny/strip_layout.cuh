@@ -1,6 +1,6 @@
-// Layouts of integer weights whose words lie along the rows of the weight, as the strip kernels see
-// them. A lane of group g has rows 8g to 8g + 7 of its warp's 64: fragment rows g and g + 8 of the
-// i-th of four row tiles are rows 8g + 2i and 8g + 2i + 1.
+// The layouts of integer weights whose words lie along the rows of the weight, for the strip
+// kernels. A lane of group g has rows 8g to 8g + 7 of its warp's 64: fragment rows g and g + 8 of
+// the i-th of four row tiles are rows 8g + 2i and 8g + 2i + 1.
 #pragma once
 
 #include "cuda/matmul/skinny/int4_mainloop.cuh"
@@ -11,7 +11,8 @@
 namespace nf4::cuda {
 namespace {
 
-// fp32 sums of a warp: 64 rows of the weight by MTiles tiles of 8 rows of x, and of x alone.
+// The fp32 sums of a warp: 64 rows of the weight by MTiles tiles of 8 rows of x, and sums of x
+// alone.
 template <int MTiles>
 struct StripSums {
   float d[kRowTiles][MTiles][4];
@@ -28,7 +29,7 @@ __device__ __forceinline__ void mma_ones(StripSums<MTiles> &sums, int m_tile, ui
   mma_m16n8k16(T{}, sums.x[m_tile], kOnes, b0, b1);
 }
 
-// Codes [k][n / 8]: a K-tile is kStripK rows of 64 or 128 bytes in the swizzle of as many.
+// Codes [k][n / 8]: a K-tile is kStripK rows of 64 or 128 bytes in the swizzle of that width.
 template <int kWarpsN_>
 struct StripAwq {
   static constexpr int kWarpsN = kWarpsN_;
@@ -42,8 +43,8 @@ struct StripAwq {
     tma_prefetch_2d(map, n / 2, k_tile * kStripK);
   }
 
-  // Where a lane reads: offsets of rows 2t and 2t + 1 of a stage, and in x. In rows of 64 bytes odd
-  // lanes of a quad read them in reverse, from other banks.
+  // The places where a lane reads: offsets of rows 2t and 2t + 1 of a stage, and in x. With rows of
+  // 64 bytes, odd lanes of a quad read them in reverse order, from other banks.
   struct Lane {
     uint32_t first, second, x;
     uint32_t low, high;  // the selectors of __byte_perm for the halves of two words
@@ -97,7 +98,7 @@ struct StripAwq {
     }
   }
 
-  // The stored zero points of rows 2i and 2i + 1 of a word's.
+  // The stored zero points of rows 2i and 2i + 1 of a word.
   static __device__ __forceinline__ uint32_t zeros(uint32_t word, int i) { return word >> i * 4; }
 };
 
@@ -115,8 +116,8 @@ struct StripGptq {
     tma_prefetch_2d(map, n * 4 + box * 128, k_tile * (kStripK / 8));
   }
 
-  // Where a lane reads its first octet of columns, in which the lanes of a quad read from different
-  // banks; the second is two further.
+  // The place where a lane reads its first octet of columns, such that the lanes of a quad read
+  // from different banks; the second octet is two further.
   struct Lane {
     uint32_t first[2], x[2];
 

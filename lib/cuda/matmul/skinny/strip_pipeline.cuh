@@ -1,4 +1,4 @@
-// The pipeline of a strip kernel: K-tiles of the weight and of x on their way to shared memory.
+// The pipeline of a strip kernel, which loads K-tiles of the weight and of x into shared memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,8 +15,8 @@ namespace {
 // A stage of x: rows of 128 bytes in the 128-byte swizzle.
 constexpr int kXRowBytes = kStripK * 2;
 
-// The K-tiles of Layout::kWarpsN warps on their way to shared memory. Lanes of the first of them
-// copy. kWriters: warps that write to shared memory too, what belongs to a K-tile.
+// The K-tiles of Layout::kWarpsN warps. Lanes of the first warp copy. kWriters is the number of
+// warps that also write data of a K-tile to shared memory.
 template <class Args, class Layout, int kMaxM, int kWriters = 0>
 class StripPipeline {
   static constexpr StripSmem kSmem = kStripSmem<Layout::kWarpsN, kMaxM>;
@@ -51,7 +51,7 @@ class StripPipeline {
     __syncwarp();
   }
 
-  // By the lanes of the producer's warp.
+  // Called by the lanes of the producer's warp.
   __device__ __forceinline__ void load(int index, int stage) const {
     uint8_t *const to = stages_ + stage * kSmem.stage_bytes;
     if (threadIdx.x % 32 == 0) {
@@ -64,18 +64,18 @@ class StripPipeline {
       Layout::load_box(to, &args_.packed, first_k_tile_ + index, first_row_, threadIdx.x % 32,
                        full_ + stage);
   }
-  // Fills stages, all of them or those from `first` up to `last`.
+  // Fills stages: all of them, or those from `first` up to `last`.
   __device__ __forceinline__ void start(int first = 0, int last = kSmem.stages) const {
     if (!producer_) return;
 #pragma unroll 1
     for (int i = first; i < min(last, k_tiles_); ++i) load(i, i);
   }
 
-  // The stage of the K-tile after the one that wait() is for.
+  // The stage of the K-tile after the one for which wait() is called.
   __device__ __forceinline__ int next_stage() const {
     return stage_ == kSmem.stages - 1 ? 0 : stage_ + 1;
   }
-  // By each writer, once it has written what belongs to the K-tile of a stage.
+  // Each writer calls it once it has written its data of a K-tile to a stage.
   __device__ __forceinline__ void written(int stage) const { mbarrier_arrive_warp(full_ + stage); }
 
   __device__ __forceinline__ int stage() const { return stage_; }
@@ -84,8 +84,8 @@ class StripPipeline {
     return stages_ + stage_ * kSmem.stage_bytes;
   }
 
-  // After the `index`-th K-tile was read. Its stage is loaded again, or, if other warps read it
-  // too, its predecessor's, which they have read by now.
+  // Called after the `index`-th K-tile was read. Its stage is loaded again. If other warps read it
+  // too, the stage of its predecessor is loaded instead, which all of them have read by now.
   __device__ __forceinline__ void release(int index) {
     if constexpr (Layout::kWarpsN == 1) {
       __syncwarp();
@@ -111,7 +111,7 @@ class StripPipeline {
 
   const Args &args_;
   uint8_t *const stages_;
-  uint64_t *const full_;  // and those that say that a stage was read
+  uint64_t *const full_;  // followed by the barriers that say that a stage was read
   const int first_row_, first_k_tile_, k_tiles_;
   const bool producer_;
   int stage_ = 0;

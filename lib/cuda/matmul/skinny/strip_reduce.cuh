@@ -1,4 +1,5 @@
-// The end of a strip kernel: the sums of its warps and of its cluster's CTAs, in a fixed order.
+// The end of a strip kernel: adds the sums of its warps and of its cluster's CTAs, in a fixed
+// order.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,9 +12,9 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int kRowTiles = 4;  // of a warp
+constexpr int kRowTiles = 4;  // per warp
 
-// How many outputs a row of x has; of a weight with a codebook it is the gradient.
+// The number of outputs of a row of x. With a codebook weight the product is the gradient.
 __device__ __forceinline__ int64_t strip_outputs(const Int4MatmulArgs &matmul) {
   return matmul.weight.rows;
 }
@@ -25,7 +26,7 @@ __device__ __forceinline__ float4 add_float4(float4 a, float4 b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
-// Of row `row`, which is `n` in the strip, rows m to m + 3 of x.
+// Stores row `row`, which is `n` in the strip, for rows m to m + 3 of x.
 template <class T, class Matmul>
 __device__ __forceinline__ void store_outputs(const Matmul &matmul, int64_t row, int m,
                                               float4 sum) {
@@ -40,7 +41,7 @@ __device__ __forceinline__ void store_outputs(const Matmul &matmul, int64_t row,
 }
 
 // Adds up the sums of the CTA's pipelines, then of the cluster's CTAs, and stores the outputs.
-// Lanes have neighbouring outputs of a row of x, or with kQuadsFirst neighbouring sums, which is
+// Lanes have neighbouring outputs of a row of x or, with kQuadsFirst, neighbouring sums, which is
 // faster from 9 rows on.
 template <class T, int kWarpsN, int MTiles, bool kQuadsFirst = false, class Args>
 __device__ __forceinline__ void reduce_strip(const Args &args, uint8_t *shared, int first_row,
@@ -52,8 +53,8 @@ __device__ __forceinline__ void reduce_strip(const Args &args, uint8_t *shared, 
   const FragmentLane lane;
   const int rows_of_x = static_cast<int>(args.matmul.m);
   float *const partials = reinterpret_cast<float *>(shared);
-  __syncthreads();  // all stages were read
-  // 8 floats further each 8 rows, against bank conflicts.
+  __syncthreads();  // all stages have been read
+  // Every 8 rows begin 8 floats further, to avoid bank conflicts.
   const auto at = [](int n, int m) { return n * kMaxM + n / 8 * 8 + m; };
 #pragma unroll
   for (int m = 0; m < MTiles; ++m) {

@@ -1,4 +1,4 @@
-// Weights with a codebook, for the wgmma kernels: decoded by a LUT.
+// Weights with a codebook, for the wgmma kernels. A LUT decodes them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace nf4::cuda {
 namespace {
 
-// What decodes a codebook's codes, by what the scales multiply.
+// The decode policy for a codebook's codes; it depends on whether scales multiply sums or weights.
 template <class T, ScaleOn>
 struct CodebookDecode {
   using Type = LutEntries<T>;
@@ -30,7 +30,7 @@ struct CodebookDecode<__nv_bfloat16, ScaleOn::kWeights> {
   using Type = LutScaledBf16;
 };
 
-// Lora: an adapter may be added.
+// With Lora, an adapter may be added.
 template <bool Lora>
 struct CodebookKind {
   using Args = WgmmaArgs;
@@ -43,7 +43,7 @@ struct CodebookKind {
 
   static constexpr bool kGroups = false;
   static constexpr bool kLora = Lora;
-  static constexpr bool kSplitK = true;  // where the configuration has it
+  static constexpr bool kSplitK = true;  // if the configuration has it
   static constexpr int kLutBytes = 65536;
   static constexpr int kScaleCodeBytes = 1024;
   // A K-tile of a tile with many rows of x takes long, and leaves little room.
@@ -51,7 +51,8 @@ struct CodebookKind {
     return tile_m > 192 ? 2 : tile_m > 128 ? 3 : tile_n == 128 ? 6 : 5;
   }
 
-  // Where a row's scales are in a stage, and how far from those of a lane's first row its second's.
+  // The place of a row's scales in a stage, and the distance between those of a lane's first and
+  // second row.
   static constexpr int scale_rows(int tile_n) { return tile_n; }
   template <class Tile>
   static __device__ __forceinline__ int scale_index(int row) {
@@ -59,11 +60,11 @@ struct CodebookKind {
   }
   template <class Tile>
   static constexpr int kScaleDistance = RowPacked::kRowDistance * 2;
-  // What sums are multiplied by.
+  // The factor for sums.
   static __device__ __forceinline__ float sum_scale(float scale) { return scale; }
 
-  // Builds the LUT: from arguments while the predecessor may still write; waits for it before it
-  // reads a caller's codebook. Returns the unit of the sums.
+  // Builds the LUT. It reads only arguments while the predecessor may still write, and waits for
+  // the predecessor before it reads a caller's codebook. Returns the unit of the sums.
   template <class Decode, class Tile>
   static __device__ __forceinline__ float begin_consumer(const Args &args,
                                                          SharedStorage<Tile> shared) {

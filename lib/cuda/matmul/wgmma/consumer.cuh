@@ -1,4 +1,5 @@
-// What a consumer warp reads from the pipelines: the weight and its scales by K-tiles, x by steps.
+// The data that a consumer warp reads from the pipelines: the weight and its scales by K-tiles, x
+// by steps.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace nf4::cuda {
 namespace {
 
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x % 32); }
-// Among the consumers.
+// The index of the thread among the consumers.
 __device__ __forceinline__ int consumer_thread() { return static_cast<int>(threadIdx.x) - 128; }
 // The first of this lane's two rows of the tile, which are Layout::kRowDistance apart.
 template <class Layout>
@@ -32,7 +33,7 @@ template <class Tile>
 class WeightReader {
  public:
   using Layout = typename Tile::Layout;
-  // Of this lane's rows.
+  // The scales of this lane's rows.
   struct Scales {
     typename Tile::Scale of[2];
   };
@@ -55,13 +56,13 @@ class WeightReader {
     Layout::template load<Step>(words_, shared_.weight(state_.stage), lane_offset_);
   }
 
-  // The stage may be overwritten, once the whole warp has its scales and words.
+  // Releases the stage, once the whole warp has its scales and words.
   __device__ __forceinline__ void release() {
     mbarrier_arrive_warp(shared_.barrier(kWeightEmpty, state_.stage));
     state_.advance();
   }
 
-  // Of a step.
+  // The scales of a step.
   template <int Step>
   __device__ __forceinline__ Scales scales() const {
     using Kind = typename Tile::Kind;
@@ -96,12 +97,13 @@ class XReader {
     mbarrier_wait_parity(shared_.barrier(kXFull, state_.stage), state_.phase);
     return wgmma_descriptor(shared_.x(state_.stage));
   }
-  // The wgmmas that read it are complete.
+  // Called when the wgmmas that read the stage are complete.
   __device__ __forceinline__ void release() {
     release(state_.stage);
     state_.advance();
   }
-  // The wgmmas that read it are in flight, and those of the step before it are complete.
+  // Called when the wgmmas that read the stage are in flight, and those of the previous step are
+  // complete.
   __device__ __forceinline__ void hold() {
     release_held();
     held_ = state_.stage;

@@ -49,15 +49,15 @@ class Epilogue {
  private:
   using Layout = typename Tile::Layout;
   static constexpr int kFirstBarrier = 3;  // named barriers of the warps that store together
-  // Warps that store y together, so that rows of it are whole lines of L2: with few rows of x
-  // waiting for each other takes longer than it saves.
+  // The warps that store y together, so that rows of it are whole lines of L2. With few rows of x,
+  // waiting for each other takes longer than that saves.
   static constexpr int kStoreWarps = Tile::kTileM > 64 ? 4 : Layout::kWarpPairs ? 2 : 1;
   static constexpr int kChunks = 2 * kStoreWarps;  // 16 bytes of y each
   static constexpr int kSubtileM = SharedLayout<Tile>::kSubtileBytes / 32;
   static constexpr int kHalfM = kSubtileM / 2;  // rows of x that are stored at once
   static_assert(kHalfM == 32 * kStoreWarps / kChunks);
-  // Code of its own for tiles of which all of y exists and vectors store it, with no branch around
-  // a store. Narrow tiles gain nothing, and those of experts are seldom whole.
+  // There is separate code for tiles of which all of y exists and vectors store it, with no branch
+  // around a store. Narrow tiles gain nothing from it, and tiles of experts are seldom whole.
   static constexpr bool kHasWholeTiles = Tile::kTileM > 128;
 
   struct Limits {
@@ -65,7 +65,7 @@ class Epilogue {
     int64_t n;
   };
 
-  // Of this lane's two rows, from `row` on.
+  // The bias of this lane's two rows, from `row` on.
   struct Bias {
     float values[2];
     template <class Scheduler, class Matmul>
@@ -81,16 +81,17 @@ class Epilogue {
     }
   };
 
-  // Where this thread stores: eight neighbours of one row in each half of a subtile.
+  // The place where this thread stores: eight neighbours of one row in each half of a subtile.
   class Output {
    public:
-    // From row m of x on, of the rows of the weight from n on that end at n_end.
+    // For rows of x from m on, and for the rows of the weight from n on, which end at n_end.
     template <class Scheduler>
     __device__ __forceinline__ Output(const Scheduler &scheduler, const typename Tile::Args &args,
                                       int n, int64_t n_end, int m)
         : stride_(args.matmul.y_stride) {
       const int thread = static_cast<int>(threadIdx.x % (32 * kStoreWarps));
-      // Not by lane_row(): 32x256 stream-K would compute the weight's address anew in each step.
+      // This does not use lane_row(): 32x256 stream-K would compute the weight's address anew in
+      // each step.
       const int first =
           n + consumer_thread() / 32 / kStoreWarps * kStoreWarps * 16 + thread % kChunks * 8;
       elements_ = static_cast<int>(min(n_end - first, int64_t{8}));
@@ -99,7 +100,7 @@ class Epilogue {
            (m + thread / kChunks) * stride_ + first;
     }
 
-    // All eight, or as many as exist.
+    // Stores all eight numbers, or as many as exist.
     template <bool kWhole>
     __device__ __forceinline__ void store(const uint4 &values) const {
       if (kWhole || vectors_) {
@@ -122,7 +123,7 @@ class Epilogue {
     bool vectors_;
   };
 
-  // Of `count` rows of x; `kWhole`: of all, by whole rows of y that vectors can store.
+  // Stores `count` rows of x. With `kWhole`, stores all of them, as whole rows of y with vectors.
   template <bool kWhole, class Scheduler>
   __device__ __forceinline__ void store_tile(const Scheduler &scheduler, const WorkTile &work,
                                              const Limits &limits, int count,
@@ -161,7 +162,8 @@ class Epilogue {
     }
   }
 
-  // Each CTA stores its slice of the tile; the last also those of CTAs that have ended.
+  // Each CTA stores its slice of the tile; the last CTA also stores the slices of CTAs that have
+  // ended.
   template <class Scheduler>
   __device__ __forceinline__ void store_split(const Scheduler &scheduler, const WorkTile &work,
                                               const Limits &limits,
@@ -188,9 +190,9 @@ class Epilogue {
     reduction.finish();
   }
 
-  // y of kStoreWarps warps' rows of the weight by kSubtileM rows of x from m on, of which `count`
-  // exist. The halves take turns, so that one barrier a half does: what a thread overwrites, all
-  // have read before the barrier of the other half.
+  // Stores y of kStoreWarps warps' rows of the weight by kSubtileM rows of x from m on, of which
+  // `count` exist. The halves take turns, so that one barrier per half is enough: all threads have
+  // read the data that a thread overwrites before the barrier of the other half.
   template <bool kWhole, class Scheduler>
   __device__ __forceinline__ void store_subtile(const Scheduler &scheduler, int m, int count,
                                                 const Bias &bias,
@@ -208,7 +210,7 @@ class Epilogue {
     }
   }
 
-  // Into the subtile, y of kHalfM rows of x from m on.
+  // Writes y of kHalfM rows of x from m on into the subtile.
   template <class Scheduler>
   __device__ __forceinline__ void pack_half(const Scheduler &scheduler, int half, int m,
                                             const Bias &bias, const float *sums) {
@@ -226,18 +228,18 @@ class Epilogue {
                       packed);
   }
 
-  // A subtile: for each warp two chunks a row, each of 8 of its rows of the weight kRowDistance
-  // apart. Those of eight neighbours lie in different banks.
+  // A subtile has two chunks per row for each warp, each with 8 of its rows of the weight, which
+  // are kRowDistance apart. The chunks of eight neighbours lie in different banks.
   __device__ __forceinline__ uint8_t *chunk(int m, int which) const {
     return shared_.subtile(consumer_thread() / 32 / kStoreWarps * kStoreWarps) +
            (m * kChunks + (which ^ m * kStoreWarps / 4 % kChunks)) * 16;
   }
 
-  // Of row m, the which-th eight neighbours in y.
+  // Returns the which-th eight neighbours in y of row m.
   __device__ __forceinline__ uint4 neighbours(int m, int which) const {
     if constexpr (Layout::kWarpPairs) {
-      // Of 32 rows of two warps, of which a warp has words of two neighbours (a distance of 2), or
-      // of one in each four and its neighbour.
+      // Two warps share 32 rows. A warp has words of two neighbours (a distance of 2), or of one in
+      // each four and its neighbour.
       const auto at = [&](int of) {
         return reinterpret_cast<const uint32_t *>(chunk(m, which / 4 * 4 + of))[which % 4];
       };
@@ -248,7 +250,7 @@ class Epilogue {
     } else if constexpr (Layout::kRowDistance == 8) {
       return *reinterpret_cast<const uint4 *>(chunk(m, which));
     } else {
-      // Even ones are in the first chunk, odd ones in the second.
+      // Even rows are in the first chunk, odd ones in the second.
       const uint2 even = reinterpret_cast<const uint2 *>(chunk(m, which / 2 * 2))[which % 2];
       const uint2 odd = reinterpret_cast<const uint2 *>(chunk(m, which / 2 * 2 + 1))[which % 2];
       return {__byte_perm(even.x, odd.x, 0x5410), __byte_perm(even.x, odd.x, 0x7632),
@@ -256,7 +258,7 @@ class Epilogue {
     }
   }
 
-  // Between stores to half of a subtile and loads from it.
+  // Must come between stores to half of a subtile and loads from it.
   static __device__ __forceinline__ void sync_subtile() {
     if constexpr (kStoreWarps > 1)
       named_barrier_sync(kFirstBarrier + consumer_thread() / (32 * kStoreWarps), 32 * kStoreWarps);

@@ -1,5 +1,5 @@
-// Integer weights, for the wgmma kernels: decoded by arithmetic, so that a LUT's shared memory is
-// for more stages.
+// Integer weights, for the wgmma kernels. Arithmetic decodes them, so that the shared memory of a
+// LUT serves more stages.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace nf4::cuda {
 namespace {
 
-// T: of x.
+// T is the type of x.
 template <class T, nf4_int4_layout kLayout>
 struct Int4Kind {
   using Args = Int4WgmmaArgs;
@@ -38,8 +38,9 @@ struct Int4Kind {
   static constexpr int kScaleCodeBytes = 0;
   static constexpr int weight_stages(int tile_m, int) { return tile_m > 192 ? 4 : 6; }
 
-  // Where a row's scales are in a stage, and how far from those of a lane's first row its second's:
-  // rows that a warp reads lie side by side, and so mostly those that the loader's threads store.
+  // The place of a row's scales in a stage, and the distance between those of a lane's first and
+  // second row. The rows that a warp reads lie side by side, and so do most rows that the loader's
+  // threads store.
   static constexpr int scale_rows(int tile_n) { return tile_n + (kAwq ? 8 : 0); }
   template <class Tile>
   static __device__ __forceinline__ int scale_index(int row) {
@@ -56,7 +57,7 @@ struct Int4Kind {
           ? kScaleThreads * 2
           : Tile::Layout::kRowDistance / Int4ScaleLoader<T, Tile>::kRows * 2;
 
-  // What sums are multiplied by.
+  // The factor for sums.
   static __device__ __forceinline__ float sum_scale(const Int4Scale &scale) {
     return __uint_as_float(scale.scale);
   }

@@ -1,5 +1,5 @@
-// The two producer warps that load the scales and zeros of integer weights and store what decoding
-// makes of them, by K-tiles.
+// The two producer warps that load the scales and zeros of integer weights, turn them into the form
+// that decoding needs, and store them by K-tiles.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@
 namespace nf4::cuda {
 namespace {
 
-// Where a thread's scales and zeros of a work tile lie, group after group: those of kRows
-// neighbouring rows. The zeros are in one word, and scales in one vector where groups are rows.
+// Finds a thread's scales and zeros of a work tile, group after group: those of kRows neighbouring
+// rows. The zeros are in one word; scales are in one vector if groups are rows.
 template <class Layout, int kRows>
 class Int4GroupCursor {
  public:
-  // Nothing waits for it before its members are used.
+  // Nothing waits for the loads before the members are used.
   struct Fetched {
     uint32_t zeros;
     uint32_t scales[Layout::kScalesByGroup ? kRows / 2 : kRows];
@@ -34,7 +34,8 @@ class Int4GroupCursor {
     }
   };
 
-  // Past the last row they are those of the last. expert: of a stack of such weights.
+  // Past the last row it uses those of the last row. `expert` is the index in a stack of such
+  // weights.
   __device__ __forceinline__ Int4GroupCursor(const Int4View &weight, int row, int64_t n_end,
                                              int group, int expert)
       : weight_(weight) {
@@ -64,7 +65,7 @@ class Int4GroupCursor {
     }
     return to;
   }
-  // Into L2, which is allowed while the predecessor still writes.
+  // Prefetches into L2, which is allowed while the predecessor still writes.
   __device__ __forceinline__ void prefetch() const {
     if (weight_.zeros != nullptr) prefetch_l2_sector(zeros_);
 #pragma unroll
@@ -90,14 +91,14 @@ class Int4GroupCursor {
   const uint16_t *scales_;
   const uint32_t *zeros_;
   int zero_shift_;
-  int last_row_;  // from the first
+  int last_row_;  // relative to the first
 };
 
-// T: of x. kScaleThreads threads, numbered by `thread`.
+// T is the type of x. kScaleThreads threads call it, numbered by `thread`.
 template <class T, class Tile>
 class Int4ScaleLoader {
  public:
-  static constexpr int kRows = Tile::kTileN / kScaleThreads;  // of a thread
+  static constexpr int kRows = Tile::kTileN / kScaleThreads;  // per thread
 
   __device__ __forceinline__ Int4ScaleLoader(const typename Tile::Args &args,
                                              SharedStorage<Tile> shared, int thread)
@@ -113,16 +114,16 @@ class Int4ScaleLoader {
  private:
   using Cursor = Int4GroupCursor<typename Tile::Layout, kRows>;
   using Fetched = typename Cursor::Fetched;
-  // Groups: that a K-tile may have.
+  // Groups is the number of groups that a K-tile may have.
   template <int Groups>
   __device__ __forceinline__ void load_groups(const WorkTile &work, int64_t n_end, int expert) {
-    constexpr int kSteps = 2 / Groups;  // that share a load
-    // K-tiles between load and use. Scales that lie by rows share sectors with those of next
-    // groups.
+    constexpr int kSteps = 2 / Groups;  // steps that share a load
+    // The number of K-tiles between load and use. Scales that lie by rows share sectors with those
+    // of the next groups.
     constexpr int kAhead = (Tile::Layout::kScalesByGroup ? 4 : 2) / Groups;
     const int group_steps = args_.decode.group_steps, group = work.k_tile * 2 / group_steps;
     Cursor cursor(args_.matmul.weight, work.n + thread_ * kRows, n_end, group, expert);
-    int left = (group + 1) * group_steps - work.k_tile * 2;  // steps of the group
+    int left = (group + 1) * group_steps - work.k_tile * 2;  // steps left in the group
     int loads = (min(work.k_tile_end * 2, static_cast<int>(args_.matmul.weight.cols / kStepK)) +
                  kSteps - 1) /
                     kSteps -
@@ -157,7 +158,7 @@ class Int4ScaleLoader {
 
   __device__ __forceinline__ void store(const Cursor &cursor, int k_tile, const Fetched &first,
                                         const Fetched &second) {
-    // Past the last step it is 0, as the sums are.
+    // Past the last step the scale is 0, as the sums are.
     const bool exists = (k_tile * 2 + 1) * kStepK < args_.matmul.weight.cols;
     mbarrier_wait_parity(shared_.barrier(kWeightEmpty, state_.stage), state_.phase ^ 1);
     Int4Scale *const to = shared_.scales(state_.stage);
@@ -175,7 +176,7 @@ class Int4ScaleLoader {
     state_.advance();
   }
 
-  // Of row i of this thread.
+  // Returns the scale of row i of this thread.
   __device__ __forceinline__ Int4Scale finish(const Cursor &cursor, const Fetched &fetched,
                                               int i) const {
     const Int4View &weight = args_.matmul.weight;

@@ -1,15 +1,14 @@
 // y = x W^T for many rows of x on Hopper. The weight is operand A of wgmma, from registers, and x
 // is B, in shared memory: wgmma's m64 runs along N, the rows of the weight (swap_ab in DeepGEMM).
 //
-// Persistent CTAs, one a multiprocessor, warp-specialized: a producer warpgroup loads x, the weight
-// and its scales; each consumer warpgroup decodes 64 rows of the weight while the tensor
-// cores multiply the step before. Scales are applied to sums or to weights (the two mainloops). Few
-// tiles are split along K by clusters, or by CTAs of the stream-K kernels, which also share tiles
-// that do not fill the last wave.
-//
-// Bound by shared memory up to 128 rows of x, then by decoding between two steps (1200 cycles where
-// the tensor cores take 1024), and from about 1000 rows by power.
-// docs/design/matmul-wgmma.md draws the data path and has the cycle counts and experiments.
+// CTAs are persistent, one per multiprocessor, and warp-specialized: a producer warpgroup loads x,
+// the weight and its scales; each consumer warpgroup decodes 64 rows of the weight while the tensor
+// cores multiply the previous step. The two mainloops apply scales to sums or to weights. If there
+// are few tiles, clusters split them along K, or the CTAs of the stream-K kernels, which also share
+// tiles that do not fill the last wave. The bound is shared memory up to 128 rows of x, then
+// decoding between two steps (1200 cycles where the tensor cores take 1024), and power from about
+// 1000 rows on. docs/design/matmul-wgmma.md draws the data path and has the cycle counts and
+// experiments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,7 +30,8 @@
 namespace nf4::cuda {
 namespace {
 
-// Two threads of different warps, one for the barriers of x.
+// Two threads of different warps call it: one with `of_x`, for the barriers of x, and one for those
+// of the weight.
 template <class Tile>
 __device__ __forceinline__ void init_barriers(SharedStorage<Tile> shared, bool of_x) {
   using Smem = SharedLayout<Tile>;
@@ -53,7 +53,8 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Tile> shared, bool o
   fence_mbarrier_init();
 }
 
-// Registers of a thread: the launch gives all an equal share, of which the producers need few.
+// The registers of a thread. A launch gives all threads an equal share, of which the producers need
+// few.
 template <class Tile>
 struct WarpgroupRegisters {
   static constexpr int kProducer = Tile::kWarpgroups == 2 ? 56 : 64;
@@ -65,7 +66,8 @@ __device__ __forceinline__ void consume(const typename Tile::Args &args, SharedS
                                         Epilogue &epilogue) {
   Mainloop mainloop(shared);
   for (Scheduler scheduler(args); scheduler.is_valid(); scheduler.advance()) {
-    // Both compute the work tile anew, so that it takes no registers in the mainloop.
+    // The calls of work_tile() compute the work tile anew, so that it takes no registers in the
+    // mainloop.
     if constexpr (Scheduler::kReadsMemory) {
       mainloop.run(scheduler.work_tile(), scheduler.rows(),
                    [&] { epilogue.store(scheduler, mainloop.sums()); });
@@ -73,7 +75,7 @@ __device__ __forceinline__ void consume(const typename Tile::Args &args, SharedS
     }
     mainloop.run(scheduler.work_tile());
     if constexpr (Tile::Kind::kLora)
-      if (args.lora.k_tiles > 0)  // else no work tile is computed
+      if (args.lora.k_tiles > 0)  // otherwise no work tile is computed
         mainloop.add_lora(lora_k_tiles<Tile>(args, scheduler.work_tile()), args.lora.k_steps,
                           epilogue.unit());
     epilogue.store(scheduler, mainloop.sums());

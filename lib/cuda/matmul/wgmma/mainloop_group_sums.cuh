@@ -1,6 +1,6 @@
 // The mainloop of a consumer thread for integer weights, CTA tiles of up to 64 rows of x and groups
-// of whole K-tiles: as mainloop_scaled_sums.cuh, but a scale is of a K-tile, so that the
-// tensor cores have the next step before they end one, and sums are scaled half as often.
+// of whole K-tiles. It differs from mainloop_scaled_sums.cuh in that a scale belongs to a K-tile.
+// So the tensor cores have the next step before they end one, and sums are scaled half as often.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class MainloopGroupSums {
     run(work, rows);
     visit();
   }
-  // The sums of a work tile, of all its rows of x.
+  // Computes the sums of a work tile, for all its rows of x.
   __device__ __forceinline__ void run(const WorkTile &work, int = Tile::kTileM) {
 #pragma unroll
     for (float &sum : sums_) sum = 0;
@@ -46,7 +46,7 @@ class MainloopGroupSums {
     weight_.template load_words<1>();
   }
 
-  // While the tensor cores work on a step, the threads decode the next.
+  // While the tensor cores work on a step, the threads decode the next one.
   __device__ __forceinline__ void k_tile(bool more) {
     const Scales scales = scales_;
     issue<false>(a_[0]);
@@ -82,8 +82,8 @@ class MainloopGroupSums {
   XReader<Tile> x_;
   Scales scales_;
   typename Tile::Accumulators sums_;
-  typename Tile::Accumulators accumulators_;  // of a K-tile
-  uint32_t a_[2][4][4];                       // of its steps, the A operands of four wgmmas each
+  typename Tile::Accumulators accumulators_;  // sums of a K-tile
+  uint32_t a_[2][4][4];                       // its steps: the A operands of four wgmmas each
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The mainloop of a consumer thread for CTA tiles of up to 64 rows of x: A holds codebook entries,
-// and the accumulators of each step of 64 columns, which share a scale, are added to the sums times
-// that scale.
+// The mainloop of a consumer thread for CTA tiles of up to 64 rows of x. A holds codebook entries.
+// The accumulators of each step of 64 columns, which share a scale, are multiplied by that scale
+// and added to the sums.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,8 @@ class MainloopScaledSums {
     run(work, rows);
     visit();
   }
-  // The sums of a work tile, over the codebook's unit; of its first `rows` rows of x or more.
+  // Computes the sums of a work tile, over the codebook's unit, for its first `rows` rows of x or
+  // more.
   __device__ __forceinline__ void run(const WorkTile &work, int rows = Tile::kTileM) {
 #pragma unroll
     for (float &sum : sums_) sum = 0;
@@ -39,7 +40,7 @@ class MainloopScaledSums {
       multiply<false>(work);
   }
 
-  // Adds K-tiles of an adapter, after run(): its product over the sums' unit.
+  // Adds the K-tiles of an adapter, after run(): its product over the sums' unit.
   __device__ __forceinline__ void add_lora(int k_tiles, int, float unit) {
 #pragma unroll 1
     for (; k_tiles > 0; --k_tiles) {
@@ -58,8 +59,8 @@ class MainloopScaledSums {
   using T = typename Decode::Element;
   using Scales = typename WeightReader<Tile>::Scales;
 
-  // Registers hold A of two steps, except with four warpgroups and 64 rows of x, whose wgmmas are
-  // split in halves of them.
+  // Registers hold A of two steps. With four warpgroups and 64 rows of x they do not, and wgmmas
+  // are split into halves of the rows.
   static constexpr bool kHalves = !(Tile::kWarpgroups == 2 || Tile::kTileM < 64);
   static constexpr int kPartM = kHalves ? Tile::kTileM / 2 : Tile::kTileM;
   static constexpr bool kPipelined = !kHalves;
@@ -74,7 +75,7 @@ class MainloopScaledSums {
         step_split<Half>(left > 1);
   }
 
-  // A K-tile. While the tensor cores work on a step, the threads decode the next.
+  // Processes a K-tile. While the tensor cores work on a step, the threads decode the next one.
   __device__ __forceinline__ void step_pipelined(bool more) {
     issue<0>(a_[0], x_.wait());
     const Scales first = weight_.template scales<0>(), second = weight_.template scales<1>();
@@ -95,7 +96,7 @@ class MainloopScaledSums {
     add_scaled<0>(second);
   }
 
-  // A K-tile. While the tensor cores work for one warpgroup, the others decode.
+  // Processes a K-tile. While the tensor cores work for one warpgroup, the others decode.
   template <bool Half>
   __device__ __forceinline__ void step_split(bool more) {
     decode<0>(a_[0]);
@@ -174,8 +175,8 @@ class MainloopScaledSums {
   WeightReader<Tile> weight_;
   XReader<Tile> x_;
   typename Tile::Accumulators sums_;
-  float accumulators_[kPartM / 2];        // of a step
-  uint32_t a_[kPipelined ? 2 : 1][4][4];  // of steps, the A operands of four wgmmas each
+  float accumulators_[kPartM / 2];        // sums of a step
+  uint32_t a_[kPipelined ? 2 : 1][4][4];  // steps: the A operands of four wgmmas each
 };
 
 }  // namespace

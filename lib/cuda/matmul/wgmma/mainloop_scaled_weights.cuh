@@ -1,5 +1,5 @@
 // The mainloop of a consumer thread for CTA tiles of more than 64 rows of x, whose sums fill the
-// registers: A holds weights times their scales, and wgmma accumulates over all columns.
+// registers. A holds weights times their scales, and wgmma accumulates over all columns.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@ class MainloopScaledWeights {
   __device__ __forceinline__ explicit MainloopScaledWeights(SharedStorage<Tile> shared)
       : decode_(shared.base), weight_(shared), x_(shared) {}
 
-  // The sums of a work tile.
+  // Computes the sums of a work tile.
   __device__ __forceinline__ void run(const WorkTile &work) { multiply<Tile::kTileM>(work); }
-  // Calls visit() after the sums of its first `rows` rows of x or more: once in each loop, so that
-  // no other's registers are of the same sums.
+  // Calls visit() after the sums of its first `rows` rows of x or more. There is a call in each
+  // loop, so that no other loop's registers hold the same sums.
   template <class Visit>
   __device__ __forceinline__ void run(const WorkTile &work, int rows, Visit visit) {
     multiply_rows<0>(work, rows, visit);
   }
 
-  // Adds K-tiles of an adapter, of k_steps together, after run().
+  // Adds the K-tiles of an adapter, in groups of k_steps, after run().
   __device__ __forceinline__ void add_lora(int k_tiles, int k_steps, float) {
 #pragma unroll 1
     for (; k_tiles > 0; --k_tiles, k_steps -= 2) {
@@ -45,7 +45,8 @@ class MainloopScaledWeights {
  private:
   using T = typename Decode::Element;
   using Reader = typename Tile::Kind::template Reader<Tile>;
-  // That registers hold A of: with four warpgroups the others decode while one waits.
+  // The number of steps whose A is in registers. With four warpgroups, the others decode while one
+  // waits.
   static constexpr int kSteps = Tile::kWarpgroups == 4 ? 1 : 2;
 
   __device__ __forceinline__ void begin() {
@@ -54,7 +55,7 @@ class MainloopScaledWeights {
     wait_weight();
   }
 
-  // By the narrowest wgmmas that have so many rows of x.
+  // Uses the narrowest wgmmas that have at least `rows` rows of x.
   template <int Index, class Visit>
   __device__ __forceinline__ void multiply_rows(const WorkTile &work, int rows, Visit visit) {
     constexpr int kRows = Tile::kFewerRows.of[Index];
@@ -68,7 +69,7 @@ class MainloopScaledWeights {
       multiply_rows<Index + 1>(work, rows, visit);
     }
   }
-  // While the tensor cores work on a step, the threads decode the next.
+  // While the tensor cores work on a step, the threads decode the next one.
   template <int Rows>
   __device__ __forceinline__ void multiply(const WorkTile &work) {
     begin();
@@ -88,7 +89,8 @@ class MainloopScaledWeights {
     scales_[1] = weight_.template scales<1>();
   }
 
-  // The words of the next step are on their way before the wgmmas are issued, which takes long.
+  // The loads of the next step's words are in flight before the wgmmas are issued, which takes
+  // long.
   template <int Step, int Rows>
   __device__ __forceinline__ void step(bool more) {
     auto &a = a_[Step % kSteps];
@@ -113,7 +115,7 @@ class MainloopScaledWeights {
     }
   }
 
-  // 16 ranks.
+  // Multiplies 16 ranks.
   __device__ __forceinline__ void multiply_lora(uint64_t b, uint64_t product) {
     wgmma_fence();
     for_each_part<Tile::kTileM>([&](auto &sums, int offset, auto mma) {
@@ -122,8 +124,8 @@ class MainloopScaledWeights {
     wgmma_commit();
   }
 
-  // A wgmma has 256 rows of x at most. Calls visit(sums, offset, wgmma) for each: the offset in a
-  // descriptor of x.
+  // A wgmma has at most 256 rows of x. Calls visit(sums, offset, wgmma) for each wgmma, with its
+  // offset in a descriptor of x.
   template <int Rows, class Visit>
   __device__ __forceinline__ void for_each_part(Visit visit) {
     constexpr int kPartM = Rows / Tile::kXBoxes;
@@ -142,9 +144,9 @@ class MainloopScaledWeights {
   const Decode decode_;
   Reader weight_;
   XReader<Tile> x_;
-  typename Reader::Scales scales_[2];  // of the K-tile's steps
+  typename Reader::Scales scales_[2];  // for the K-tile's steps
   typename Tile::Accumulators sums_;
-  uint32_t a_[kSteps][4][4];  // of steps, the A operands of four wgmmas each
+  uint32_t a_[kSteps][4][4];  // steps: the A operands of four wgmmas each
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The producer warpgroup: one thread loads x, by steps, one the weight, by K-tiles, and two warps
-// its scales.
+// The producer warpgroup: one thread loads x by steps, one the weight by K-tiles, and two warps
+// load its scales.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 namespace nf4::cuda {
 namespace {
 
-// One thread. Loads are answered in turn, and those of the scales are small: whatever is past the
-// first K-tile is loaded after the first scales.
+// One thread calls it. Loads are answered in order, and the loads of scales are small, so
+// everything past the first K-tile is loaded after the first scales.
 template <class Tile, class Scheduler>
 __device__ __forceinline__ void load_x(const typename Tile::Args &args,
                                        SharedStorage<Tile> shared) {
@@ -29,8 +29,8 @@ __device__ __forceinline__ void load_x(const typename Tile::Args &args,
       uint64_t *const full = shared.barrier(kXFull, state.stage);
       mbarrier_wait_parity(shared.barrier(kXEmpty, state.stage), state.phase ^ 1);
       mbarrier_arrive_expect_tx(full, Smem::kXStageBytes);
-      // The first time: the barrier is ready before this waits for the predecessor. Where the
-      // scheduler reads memory, that has waited before, and this returns at once.
+      // The first time, the barrier is ready before this waits for the predecessor. If the
+      // scheduler reads memory, it has waited before, and this returns at once.
       if (steps == 1) {
         begin_loads<typename Tile::Kind>(args);
         if constexpr (Scheduler::kStreamK && Tile::kSplitK)
@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_x(const typename Tile::Args &args,
   });
 }
 
-// One thread, in the same order.
+// One thread calls it; the order is the same.
 template <class Tile, class Scheduler>
 __device__ __forceinline__ void load_weight(const typename Tile::Args &args,
                                             SharedStorage<Tile> shared) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void load_weight(const typename Tile::Args &args,
         Tile::Layout::load_tile(shared.weight(state.stage), &args.weight_map, k_tile, work.n, full);
       state.advance();
     }
-    // B in the place of a K-tile: as many bytes.
+    // B takes the place of a K-tile and has as many bytes.
     if constexpr (Tile::Kind::kLora) {
       for (int i = 0; i < lora_k_tiles<Tile>(args, work); ++i) {
         static_assert(SharedLayout<Tile>::kWeightStageBytes == Tile::kTileN * kLoraTileK * 2);
@@ -110,9 +110,9 @@ template <class Tile, class Scheduler>
 __device__ __forceinline__ void produce(const typename Tile::Args &args,
                                         SharedStorage<Tile> shared) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  // The work tiles are not known before.
+  // The work tiles are not known before this.
   if constexpr (Scheduler::kReadsMemory) wait_for_inputs<typename Tile::Kind>(args);
-  // Each waits for the predecessor when it knows what to load.
+  // Each of them waits for the predecessor when it knows its loads.
   if (warp == 0 && lane == 0) load_x<Tile, Scheduler>(args, shared);
   if (warp == 1 && lane == 0) {
     prefetch_tensor_map(&args.weight_map);

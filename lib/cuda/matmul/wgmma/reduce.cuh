@@ -13,27 +13,27 @@
 namespace nf4::cuda {
 namespace {
 
-// A thread's part of the stream-K workspace: CTAs exchange sums of equal threads.
+// A thread's part of the stream-K workspace. Threads with equal numbers exchange sums between CTAs.
 template <class Tile>
 class StreamKReduction {
  public:
   __device__ __forceinline__ explicit StreamKReduction(const typename Tile::Args &args)
       : args_(args) {}
 
-  // Stores this CTA's sums for the one that stores y.
+  // Stores this CTA's sums for the CTA that stores y.
   __device__ __forceinline__ void store_partials(const typename Tile::Accumulators &sums) const {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i)
       __stcg(partials(cta(), i),
              float4{sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]});
-    // In this order: a fence covers what its own thread has seen, which is the stores of all lanes
-    // after __syncwarp.
+    // The order matters: a fence covers the stores that its own thread has seen, which after
+    // __syncwarp are those of all lanes.
     __syncwarp();
     __threadfence();
     if (lane_index() == 0) flag(cta()).store(args_.signature, ::cuda::memory_order_relaxed);
   }
 
-  // Adds those of the CTAs from first_peer up to this one, and clears their flags for the next
+  // Adds the sums of the CTAs from first_peer up to this one, and clears their flags for the next
   // launch with these arguments.
   __device__ __forceinline__ void reduce_partials(int first_peer,
                                                   typename Tile::Accumulators &sums) const {
@@ -60,13 +60,13 @@ class StreamKReduction {
   __device__ __forceinline__ Flag flag(int cta) const {
     return Flag(args_.flags[cta * MatmulWorkspace::kFlags + consumer_thread() / 32]);
   }
-  // Of 8 columns of a CTA's sums, this thread's.
+  // This thread's part of 8 columns of a CTA's sums.
   __device__ __forceinline__ float4 *partials(int cta, int column) const {
     return args_.partials + (cta * kColumns + column) * Tile::kConsumers + consumer_thread();
   }
 
   __device__ __forceinline__ void wait_for(int peer) const {
-    // All lanes wait: if one did, the compiler would take the warp for diverged (10 % slower).
+    // All lanes wait: if only one did, the compiler would treat the warp as diverged (10 % slower).
     while (__any_sync(kAllLanes, flag(peer).load(::cuda::memory_order_acquire) != args_.signature))
       continue;
     if (lane_index() == 0) flag(peer).store(0, ::cuda::memory_order_relaxed);
@@ -83,10 +83,10 @@ class StreamKReduction {
     sums[4 * column + 3] += partial.w;
   }
 
-  // Peers whose partial sums are in flight at the same time, as registers allow.
+  // The peers whose partial sums are in flight at the same time, as registers allow.
   static constexpr int kTogether = kColumns < 16 ? 16 / kColumns : 1;
 
-  // The same for all at once: each lane waits for a peer.
+  // The same for all peers at once: each lane waits for a peer.
   __device__ __forceinline__ void wait_for_all(int first_peer) const {
 #pragma unroll 1
     for (int first = first_peer; first < cta(); first += 32) {
@@ -120,9 +120,9 @@ class StreamKReduction {
   const typename Tile::Args &args_;
 };
 
-// Each CTA of a cluster gets an equal share of the tile's columns of 8 from all of them, over the
-// LUT and the pipelines. Of wide tiles it reduces a part of kPartColumns while the next are on
-// their way, which distributed shared memory sends at 15 bytes a cycle.
+// Each CTA of a cluster gets an equal share of the tile's columns of 8 from all CTAs, in the shared
+// memory of the LUT and the pipelines. With wide tiles it reduces a part of kPartColumns while the
+// next parts are in flight; distributed shared memory sends 15 bytes a cycle.
 template <class Tile>
 class ClusterReduction {
  public:
@@ -132,8 +132,8 @@ class ClusterReduction {
         share_((kColumns + cluster_size - 1) / cluster_size),
         rank_(static_cast<int>(cluster_rank())) {}
 
-  // By the producers, while the others multiply: says what each part waits for, and takes part in
-  // the barriers of exchange().
+  // The producers call it while the other warps multiply. It says what each part waits for, and
+  // takes part in the barriers of exchange().
   __device__ __forceinline__ void prepare() const {
     if (kParts > 0 && threadIdx.x == 0) {
 #pragma unroll 1
@@ -147,8 +147,8 @@ class ClusterReduction {
     if constexpr (kParts == 0) cluster_sync();
   }
 
-  // Sends the sums, the first of all shares first where there are two. To this CTA itself st.async
-  // would take as long as to others.
+  // Sends the sums; if a share has two parts, the first parts of all shares go first. Sending to
+  // this CTA itself with st.async would take as long as to others.
   __device__ __forceinline__ void exchange(const typename Tile::Accumulators &all) const {
     constexpr int kHalf = (kColumns + 1) / 2;
     cluster_sync_relaxed();  // the pipelines are not read any more
@@ -171,7 +171,7 @@ class ClusterReduction {
     if constexpr (kParts == 0) cluster_sync();
   }
 
-  // Waits for the part of the share that begins at `column`. A CTA ends when it has them all.
+  // Waits for the part of the share that begins at `column`. A CTA ends when it has all parts.
   __device__ __forceinline__ void wait(int column) const {
     if constexpr (kParts > 0) mbarrier_wait_parity(shared_.partials(column / kPartColumns), 0);
   }
@@ -180,7 +180,7 @@ class ClusterReduction {
   __device__ __forceinline__ int first_column() const { return rank_ * share_; }
   __device__ __forceinline__ int columns() const { return min(share_, kColumns - first_column()); }
 
-  // Sums of Count columns of the share from `column` on, in the order of the CTAs.
+  // The sums of Count columns of the share from `column` on, in the order of the CTAs.
   template <int Count>
   __device__ __forceinline__ void reduce(int column, float (&sums)[Count * 4]) const {
     for (int source = 0; source < cluster_size_; ++source)

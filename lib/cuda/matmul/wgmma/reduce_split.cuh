@@ -1,11 +1,11 @@
-// The reduction of split-K in the stream-K kernels, whose CTAs need not be clusters: those that
-// share a tile are neighbours in the grid, exchange sums through L2, and each reduces a slice of
-// the tile, in a fixed order.
+// The reduction of split-K in the stream-K kernels, whose CTAs need not be clusters. The CTAs that
+// share a tile are neighbours in the grid, exchange sums through L2, and each reduce a slice of the
+// tile, in a fixed order.
 //
-// That takes CTAs that run at the same time. CTAs start in order, so once the last of a tile's runs
-// all do: it says so, and a CTA that has heard of it when its sums are made takes its slice. The
-// others leave theirs to the last CTA and end, so that none waits for one that may not have
-// started.
+// The CTAs must run at the same time for that. CTAs start in order, so once the last CTA of a tile
+// runs, all do. It announces that, and a CTA that knows it when its sums are complete reduces its
+// slice. The other CTAs leave their slices to the last CTA and end, so that none waits for a CTA
+// that may not have started.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@
 namespace nf4::cuda {
 namespace {
 
-// Slices are whole columns of 8 rows of x, of which the tile has `columns`.
+// Slices are whole columns of 8 rows of x; the tile has `columns` of them.
 template <class Tile>
 class SplitKReduction {
   static constexpr int kTileColumns = Tile::kTileM / 8;
 
  public:
-  // Columns that are reduced at once.
+  // The columns that are reduced at once.
   static constexpr int kColumns = kTileColumns >= 16 ? 4 : kTileColumns >= 8 ? 2 : 1;
 
   __device__ __forceinline__ SplitKReduction(const typename Tile::Args &args,
@@ -39,8 +39,8 @@ class SplitKReduction {
         columns_(columns),
         slice_columns_((columns + args.cluster_size - 1) / args.cluster_size) {}
 
-  // By a thread of the producers, once it may write to the workspace: here and elsewhere in this
-  // file, a condition on one thread of the consumers would make the compiler take its warp for
+  // A thread of the producers calls it, once it may write to the workspace. Here and elsewhere in
+  // this file, a condition on one thread of the consumers would make the compiler treat its warp as
   // diverged in the mainloop too (10 % slower).
   static __device__ __forceinline__ void announce(const typename Tile::Args &args) {
     const int cta = static_cast<int>(blockIdx.x);
@@ -49,8 +49,8 @@ class SplitKReduction {
           .store(args.signature + kRuns, ::cuda::memory_order_relaxed);
   }
 
-  // Stores the sums; returns the slices to reduce, a bit each, once those of all CTAs are there.
-  // The mainloop's shared memory is overwritten.
+  // Stores the sums. Once those of all CTAs are there, returns the slices to reduce, one bit each.
+  // It overwrites the mainloop's shared memory.
   __device__ __forceinline__ uint32_t exchange(const typename Tile::Accumulators &sums) const {
     const bool takes = this->takes();
     const int own = takes ? rank_ * slice_columns_ : columns_;
@@ -62,8 +62,8 @@ class SplitKReduction {
       else if (i < columns_)
         __stcg(partials(rank_, i), sum);
     }
-    // In this order: a fence covers what its own thread has seen, which is the stores of all lanes
-    // after __syncwarp.
+    // The order matters: a fence covers the stores that its own thread has seen, which after
+    // __syncwarp are those of all lanes.
     __syncwarp();
     __threadfence();
     store_flag(takes ? kTakes : kStored);
@@ -79,9 +79,10 @@ class SplitKReduction {
     return min(columns_, (slice + 1) * slice_columns_);
   }
 
-  // Sums of kColumns columns of the slice from `column` on, in the order of the CTAs.
+  // The sums of kColumns columns of the slice from `column` on, in the order of the CTAs.
   __device__ __forceinline__ void reduce(int slice, int column, float *sums) const {
-    constexpr int kTogether = Tile::kWarpgroups > 2 || kColumns == 4 ? 4 : 8;  // as registers allow
+    // Limited by registers.
+    constexpr int kTogether = Tile::kWarpgroups > 2 || kColumns == 4 ? 4 : 8;
 #pragma unroll 1
     for (int first = 0; first < args_.cluster_size; first += kTogether) {
       float4 all[kTogether][kColumns];
@@ -115,14 +116,16 @@ class SplitKReduction {
   }
 
  private:
-  // What a warp's flag adds to the signature: its sums are stored, and its slice is the last CTA's;
-  // or its own; and it has read the others' flags. Before, of the last CTA's first warp: it runs.
+  // The state that a warp's flag adds to the signature. kStored: its sums are stored, and its slice
+  // is left to the last CTA. kTakes: its sums are stored, and it takes its slice. kRead: it has
+  // read the flags of the others. kRuns is set before these, by the last CTA's first warp: the CTA
+  // runs.
   enum State : uint32_t { kStored, kTakes, kRead, kRuns, kStates };
   static_assert(kStates <= kSignatures);
   static_assert(Tile::kConsumers / 32 <= MatmulWorkspace::kFlags, "each warp has a flag");
   static_assert((kTileColumns + 1) / 2 * Tile::kConsumers * 16 <= SharedLayout<Tile>::kSubtiles);
   static constexpr uint32_t kAllLanes = 0xffffffff;
-  static constexpr int kBarrier = 1;  // named, of the consumers
+  static constexpr int kBarrier = 1;  // a named barrier of the consumers
   using Flag = ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>;
 
   __device__ __forceinline__ bool is_last() const { return rank_ == args_.cluster_size - 1; }
@@ -134,7 +137,7 @@ class SplitKReduction {
       flag(rank_, consumer_thread() / 32)
           .store(args_.signature + state, ::cuda::memory_order_relaxed);
   }
-  // Of 8 columns of a CTA's sums, this thread's.
+  // This thread's part of 8 columns of a CTA's sums.
   __device__ __forceinline__ float4 *partials(int rank, int column) const {
     return args_.partials + ((first_cta_ + rank) * kTileColumns + column) * Tile::kConsumers +
            consumer_thread();
@@ -144,7 +147,7 @@ class SplitKReduction {
                                            : __ldcg(partials(rank, column));
   }
 
-  // The same for all consumers, which have all left the mainloop then.
+  // The same for all consumers; all of them have left the mainloop then.
   __device__ __forceinline__ bool takes() const {
     const uint64_t last =
         flag(args_.cluster_size - 1, 0).load(::cuda::memory_order_relaxed) - args_.signature;
@@ -152,12 +155,12 @@ class SplitKReduction {
                       named_barrier_or(kBarrier, Tile::kConsumers, is_last() || last < kStates));
   }
 
-  // Each lane waits for a CTA: until its flag is at least `state`, or says that it has left.
+  // Each lane waits for a CTA, until its flag is at least `state` or says that the CTA has left.
   // Returns the flag.
   __device__ __forceinline__ uint32_t wait_for(State state) const {
     const int rank = min(lane_index(), args_.cluster_size - 1);
     uint64_t found;
-    // The last is awaited by others alone, which do not leave.
+    // Only other CTAs wait for the last one, which does not leave.
     const auto waits = [&] {
       found =
           flag(rank, consumer_thread() / 32).load(::cuda::memory_order_acquire) - args_.signature;

@@ -11,15 +11,15 @@
 namespace nf4::cuda {
 namespace {
 
-// As ScaleTable, but in registers until store(), which waits for them: before the first scale is
-// finished, while its own loads are on their way.
+// Like ScaleTable, but in registers until store(), which waits for the loads. That is before the
+// first scale is finished, while the scale's own loads are in flight.
 template <class Scales>
 class LateScaleTable {
  public:
   __device__ __forceinline__ explicit LateScaleTable(float *entries)
       : entries_(entries), offset_(0) {}
 
-  // Into L2, which is allowed while the predecessor still writes.
+  // Prefetches into L2, which is allowed while the predecessor still writes.
   static __device__ __forceinline__ void prefetch(const WeightView &weight, int thread) {
     constexpr int kOfSector = 8;
     if constexpr (Scales::kTableSize > 0) {
@@ -60,8 +60,8 @@ class LateScaleTable {
   bool stored_ = false;
 };
 
-// The scales of a work tile one by one, by 32-bit offsets from its first row. Past the last row or
-// column they are those of the last, and count for nothing.
+// Reads the scales of a work tile one by one, by 32-bit offsets from its first row. Past the last
+// row or column it reads those of the last one, which have no effect.
 template <class Scales>
 class TileScales {
  public:
@@ -73,13 +73,13 @@ class TileScales {
         phase_(static_cast<int>(first_row_ * weight.cols &
                                 ((int64_t{1} << weight.blocksize_log2) - 1))) {}
 
-  // Where a row of the tile begins.
+  // The element at which a row of the tile begins.
   __device__ __forceinline__ int row_elements(int row) const {
     const int last = static_cast<int>(min(n_end_ - 1 - first_row_, int64_t{INT32_MAX}));
     return phase_ + min(row, last) * static_cast<int>(weight_.cols);
   }
 
-  // Two steps of the row that begins there.
+  // Fetches the scales of two steps of the row that begins there.
   __device__ __forceinline__ void fetch(int row_elements, int step,
                                         typename Scales::Fetched (&to)[2]) const {
 #pragma unroll
@@ -95,7 +95,7 @@ class TileScales {
   const int64_t first_row_;
   const int64_t n_end_;
   const typename Scales::Cursor cursor_;
-  const int phase_;  // of the first row in its block
+  const int phase_;  // phase of the first row in its block
 };
 
 // kScaleThreads threads, numbered by `thread`.
@@ -110,8 +110,8 @@ class ScaleLoader {
         thread_(thread),
         table_(shared.scale_code()) {}
 
-  // By vectors, each loaded as soon as there is room for it: where each step is a block and vectors
-  // are aligned.
+  // Loads vectors, each as soon as there is room for it. Each step must be a block, and vectors
+  // must be aligned.
   __device__ __forceinline__ void load_vectors(const WorkTile &work, int64_t n_end) {
     Vector vectors[kRows];
     if (first_) {
@@ -134,7 +134,7 @@ class ScaleLoader {
     }
   }
 
-  // Each scale by itself, a K-tile ahead.
+  // Loads each scale by itself, a K-tile ahead.
   __device__ __forceinline__ void load_each(const WorkTile &work, int64_t n_end) {
     if (first_) begin();
     const TileScales<Scales> scales(weight_, work.n, n_end);
@@ -152,7 +152,7 @@ class ScaleLoader {
       for (int i = 0; i < kRows; ++i) {
         const float first = Scales::finish(fetched[i][0], table_);
         const float second = Scales::finish(fetched[i][1], table_);
-        // 0 past the last step, where another row's might make an infinity.
+        // The scale is 0 past the last step, where another row's scale might give an infinity.
         const bool exists = (k_tile * 2 + 1) * kStepK < weight_.cols;
         to[thread_ + i * kScaleThreads] = decoded({first, exists ? second : 0.0f});
         scales.fetch(elements[i], min(k_tile + 1, work.k_tile_end - 1) * 2, fetched[i]);
@@ -161,7 +161,7 @@ class ScaleLoader {
     }
   }
 
-  // K-tiles of an adapter, which have none.
+  // Skips the K-tiles of an adapter, which have no scales.
   __device__ __forceinline__ void pass(int k_tiles) {
     for (; k_tiles > 0; --k_tiles) {
       acquire();
@@ -172,9 +172,9 @@ class ScaleLoader {
  private:
   using Vector = typename Scales::Vector;
   static constexpr int kVectorKTiles = Vector::kBlocks / 2;
-  static constexpr int kRows = Tile::kTileN / kScaleThreads;  // of a thread
+  static constexpr int kRows = Tile::kTileN / kScaleThreads;  // per thread
 
-  // Once, before the first load.
+  // Called once, before the first load.
   __device__ __forceinline__ void begin() {
     table_.prefetch(weight_, thread_);
     begin_loads<typename Tile::Kind>(args_);
@@ -194,7 +194,7 @@ class ScaleLoader {
       to[i] = Vector::template fetch<LoadGlobal>(weight_, vector_block(work, n_end, index, i));
   }
 
-  // As the decoding wants them.
+  // Returns the scales in the form that decoding needs.
   __device__ __forceinline__ float2 decoded(float2 scales) const {
     const float factor = args_.decode.scale_factor;
     return {scales.x * factor, scales.y * factor};

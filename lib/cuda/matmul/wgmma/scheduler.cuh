@@ -1,7 +1,7 @@
-// Tile schedulers: which work tiles a CTA gets, one after the other. All warps of a cluster ask the
-// same and get the same. m_end and n_end are the limits of a work tile, past its last rows of x and
-// of the weight. Tiles of one weight lie in y where they lie in the weight; matmul_grouped has a
-// scheduler whose tiles do not.
+// Tile schedulers: the sequence of work tiles of a CTA. All warps of a cluster ask the same
+// questions and get the same answers. m_end and n_end are the limits of a work tile, past its last
+// rows of x and of the weight. The tiles of one weight lie in y where they lie in the weight;
+// matmul_grouped has a scheduler for which that does not hold.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct WorkTile {
   int first_peer;       // the CTAs from here up to this one have a part of the tile
 };
 
-// Of this CTA's cluster in the grid.
+// The index of this CTA's cluster in the grid.
 template <class Args>
 __device__ __forceinline__ int cluster_index(const Args &args) {
   return static_cast<int>(args.cluster_divisor.divide(blockIdx.x));
@@ -43,7 +43,7 @@ __device__ __forceinline__ WorkTile work_tile_at(const typename Tile::Args &args
   return {n_tile * Tile::kTileN, m_tile * Tile::kTileM, 0, 0, true, static_cast<int>(blockIdx.x)};
 }
 
-// The index-th tile that this CTA's cluster makes alone: its number, and this CTA's part of it.
+// The index-th tile that this CTA's cluster computes alone: its number, and this CTA's part of it.
 template <class Args>
 __device__ __forceinline__ int cluster_tile(const Args &args, int index) {
   return args.stream_k_tiles + cluster_index(args) + index * args.clusters;
@@ -57,14 +57,15 @@ __device__ __forceinline__ WorkTile cluster_work_tile(const typename Tile::Args 
   return work;
 }
 
-// K-tiles of the adapter that this CTA multiplies: the one that has the last K-tile of the weight.
+// The K-tiles of the adapter that this CTA multiplies: the CTA with the last K-tile of the weight
+// has them.
 template <class Tile>
 __device__ __forceinline__ int lora_k_tiles(const typename Tile::Args &args, const WorkTile &work) {
   if constexpr (Tile::Kind::kLora) return work.k_tile_end == args.k_tiles ? args.lora.k_tiles : 0;
   return 0;
 }
 
-// Waits for all that the kernel reads but what the adapter's kernel writes.
+// Waits for everything that the kernel reads, except the output of the adapter's kernel.
 template <class Kind>
 __device__ __forceinline__ void wait_for_inputs(const typename Kind::Args &args) {
   if constexpr (Kind::kLora)
@@ -79,21 +80,21 @@ __device__ __forceinline__ void begin_loads(const typename Kind::Args &args) {
   pdl_launch_dependents<Sm90>();
 }
 
-// What the schedulers of a single weight have in common.
+// The common parts of the schedulers for a single weight.
 struct SingleWeight {
-  static constexpr bool kReadsMemory = false;  // which the predecessor may still write
-  // Of a stack of experts along K, whose scales and columns lie one expert's after another's, the
-  // expert of a work tile.
+  static constexpr bool kReadsMemory = false;  // memory that the predecessor may still write
+  // For a stack of experts along K, whose scales and columns lie expert after expert: the expert of
+  // a work tile.
   static constexpr bool kAlongK = false;
   static __device__ __forceinline__ int expert_along_k() { return 0; }
-  // Of a work tile: how far its part of y and of the bias lies from where its row of the weight
-  // would have it, in elements; and what a row of y is multiplied by.
+  // For a work tile: the distance, in elements, of its part of y and of the bias from the place
+  // that its row of the weight implies; and the factor of a row of y.
   __device__ __forceinline__ int64_t y_offset() const { return 0; }
   __device__ __forceinline__ int64_t bias_offset() const { return 0; }
   __device__ __forceinline__ float row_scale(int) const { return 1.0f; }
 };
 
-// Every cluster takes every `clusters`-th tile.
+// Every cluster has every `clusters`-th tile.
 template <class Tile>
 class PersistentScheduler : public SingleWeight {
  public:
@@ -120,11 +121,11 @@ class PersistentScheduler : public SingleWeight {
   int index_ = 0;
 };
 
-// Stream-K: first the CTA's parts of the tiles that all CTAs share, then whole tiles. The shared
-// ones go from the last to the first, since the end of the last may be another CTA's, which may
-// wait for the sums. CTAs wait only for CTAs before them, and store their own sums before they
-// wait: with too few multiprocessors for all of them none waits for ever, as long as CTAs start in
-// order.
+// Stream-K: a CTA first computes its parts of the tiles that all CTAs share, then whole tiles. The
+// shared tiles go from the last to the first. The end of a CTA's last one may belong to another
+// CTA, which may wait for the sums. CTAs wait only for CTAs before them, and store their own sums
+// before they wait. Even with too few multiprocessors for all CTAs, none waits forever, as long as
+// CTAs start in order.
 template <class Tile>
 class StreamKScheduler : public SingleWeight {
  public:
@@ -150,11 +151,11 @@ class StreamKScheduler : public SingleWeight {
  private:
   __device__ __forceinline__ int cta() const { return static_cast<int>(blockIdx.x); }
 
-  // Where the K-tiles of a CTA begin among those of the shared tiles.
+  // The start of a CTA's K-tiles among those of the shared tiles.
   __device__ __forceinline__ int begin(int cta) const {
     return cta * args_.stream_k_cta_k_tiles + min(cta, args_.stream_k_big_ctas);
   }
-  // The CTA that has a K-tile of them.
+  // The CTA that has a given one of these K-tiles.
   __device__ __forceinline__ int owner(int k_tile) const {
     const int big = args_.stream_k_big_ctas * (args_.stream_k_cta_k_tiles + 1);
     return k_tile < big ? k_tile / (args_.stream_k_cta_k_tiles + 1)

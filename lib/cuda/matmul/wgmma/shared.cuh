@@ -8,7 +8,7 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int kScaleThreads = 64;  // that load scales
+constexpr int kScaleThreads = 64;  // the threads that load scales
 
 enum Barrier { kXFull, kXEmpty, kWeightFull, kWeightEmpty, kBarrierKinds };
 
@@ -23,7 +23,7 @@ struct SharedStorage {
   __device__ __forceinline__ uint8_t *weight(int stage) const {
     return base + Smem::kWeight + stage * Smem::kWeightStageBytes;
   }
-  // Of each row, the scales of a K-tile's two steps, where Kind::scale_index says.
+  // For each row, the scales of a K-tile's two steps, at the place that Kind::scale_index gives.
   __device__ __forceinline__ typename Tile::Scale *scales(int stage) const {
     return reinterpret_cast<typename Tile::Scale *>(base + Smem::kScales +
                                                     stage * Smem::kScaleStageBytes);
@@ -37,19 +37,19 @@ struct SharedStorage {
   __device__ __forceinline__ uint64_t *barrier(Barrier kind, int stage) const {
     return reinterpret_cast<uint64_t *>(base + Smem::kBarriers) + kind * kMaxStages + stage;
   }
-  // Of one phase, which completes when the first scales are stored.
+  // It has one phase, which completes when the first scales are stored.
   __device__ __forceinline__ uint64_t *first_scales() const { return barrier(kBarrierKinds, 0); }
-  // Of one phase, which completes when a part of the cluster's partial sums is there.
+  // It has one phase, which completes when a part of the cluster's partial sums has arrived.
   __device__ __forceinline__ uint64_t *partials(int part) const {
     return barrier(kBarrierKinds, 1 + part);
   }
 };
 
-// Where in a pipeline a warp is.
+// The place of a warp in a pipeline.
 template <int Stages>
 struct PipelineState {
   int stage = 0;
-  uint32_t phase = 0;  // in which the stage is filled
+  uint32_t phase = 0;  // parity of the phase in which the stage is filled
   __device__ __forceinline__ void advance() {
     if (++stage < Stages) return;
     stage = 0;

@@ -11,7 +11,7 @@
 namespace nf4::cuda {
 namespace {
 
-// As WeightReader; the scales of a step, 16 for a lane, are loaded with its words.
+// Like WeightReader; the scales of a step, 16 for a lane, are loaded with its words.
 template <class Tile>
 class TransposedReader {
  public:
@@ -86,7 +86,8 @@ class TransposedReader {
   const int lane_offset_;
   WeightPipelineState<Tile> state_;
   typename Layout::Words words_;
-  // kFp16: that, and whether they are right; else those in fp32. Of a step.
+  // The scales of a step: in fp16 if kFp16 and if fp16_ says that they are precise enough,
+  // otherwise in fp32.
   uint4 pairs_[2];
   bool fp16_;
   float2 floats_[8];
@@ -100,7 +101,7 @@ struct TransposedKind : CodebookKind<Lora> {
   template <class Tile>
   using Reader = TransposedReader<Tile>;
   static constexpr ScaleOn scale_on(ScaleOn) { return ScaleOn::kWeights; }
-  // That have as many bytes as TransposedScaleStage.
+  // The rows of scales that have the bytes of TransposedScaleStage.
   static constexpr int scale_rows(int) { return TransposedScaleStage::kBytes / 8; }
 
   template <class Tile, class Scheduler>

@@ -1,5 +1,5 @@
-// The two producer warps that load the scales of W^T: of each of a K-tile's columns, one for each
-// 64 rows of the CTA tile. Neighbouring columns' lie a stored row apart.
+// The two producer warps that load the scales of W^T. Each column of a K-tile has one for each 64
+// rows of the CTA tile. The scales of neighbouring columns are a stored row apart.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -14,29 +14,30 @@
 namespace nf4::cuda {
 namespace {
 
-// Whether the stage has scales in fp16: of tiles that the path to shared memory bounds, which
-// scales in fp32 take twice as long. Of others the producers would.
+// Whether the stage has scales in fp16. It does for tiles bound by the path to shared memory, which
+// takes twice as long for scales in fp32. For other tiles the producers would be the bound.
 template <class Tile>
 constexpr bool kHasFp16Scales = Tile::kTileM > 128;
 
-// The scales of a K-tile's columns, of the first and the second 64 rows (block) of the CTA tile: in
-// fp32, and in fp16 if weights from those are right to an eighth of their rounding to bf16.
+// The scales of a K-tile's columns, for the first and the second 64 rows (block) of the CTA tile.
+// They are in fp32, and also in fp16 if weights computed from those are right to an eighth of their
+// rounding to bf16.
 struct TransposedScaleStage {
   static constexpr int kFloatsBytes = 2 * kTileK * 4;
   static constexpr int kPairsBytes = 2 * kTileK * 2;
   static constexpr int kBytes = kFloatsBytes + kPairsBytes + 16;
   float *base;
 
-  // Of a step, columns 2t and 2t + 1; those of the next eight are four further on.
+  // Columns 2t and 2t + 1 of a step; those of the next eight columns are four further on.
   __device__ __forceinline__ const float2 *floats(int block, int step, int t) const {
     return reinterpret_cast<const float2 *>(base) + (block * kTileK + step * kStepK) / 2 + t;
   }
-  // Of a step, two vectors: those that a lane of t multiplies with.
+  // Two vectors of a step: those with which a lane of t multiplies.
   __device__ __forceinline__ const uint4 *pairs(int block, int step, int t) const {
     return reinterpret_cast<const uint4 *>(base + kFloatsBytes / 4) +
            ((block * 2 + step) * 4 + t) * 2;
   }
-  // Whether those in fp16 are right, as each of the loader's warps says.
+  // Whether the scales in fp16 are precise enough; each of the loader's warps says so.
   __device__ __forceinline__ bool fp16() const {
     const uint2 right = *reinterpret_cast<const uint2 *>(base + (kFloatsBytes + kPairsBytes) / 4);
     return (right.x & right.y) != 0;
@@ -53,7 +54,7 @@ struct TransposedScaleStage {
     halves[half] = __float2half_rn(scales.x);
     halves[kTileK + half] = __float2half_rn(scales.y);
   }
-  // `least`: of which products with a format's entries are not subnormal in fp16.
+  // `least` is the smallest scale whose products with a format's entries are not subnormal in fp16.
   static __device__ __forceinline__ bool is_right(float2 scales, float least) {
     constexpr float kMost = 0x1p15f;
     const float smaller = fminf(fabsf(scales.x), fabsf(scales.y));
@@ -71,7 +72,7 @@ struct TransposedScaleStage {
   }
 };
 
-// The scales of a column's first and second 64 rows of a CTA tile, loaded by themselves: the second
+// The scales of a column's first and second 64 rows of a CTA tile, loaded separately: the second
 // lies `distance` blocks further on.
 template <class Scales>
 struct SeparateScales {
@@ -88,8 +89,9 @@ struct SeparateScales {
   }
 };
 
-// Loaded at once: the second lies beside the first, aligned, and in the same nested block. Each
-// load of a warp is of 32 lines, which takes the path to shared memory as long as 32 of its loads.
+// The same, loaded together: the second lies beside the first, aligned, and in the same nested
+// block. Each load of a warp reads 32 lines, which occupies the path to shared memory as long as 32
+// loads from shared memory.
 template <class Scales>
 struct PairedScales;
 template <>
@@ -122,18 +124,18 @@ struct PairedScales<NestedScales> {
   }
 };
 
-// The scales of two columns of each K-tile, kScaleThreads apart, K-tile by K-tile. Blocks have 31
-// bits.
+// The scales of two columns of each K-tile, kScaleThreads apart, K-tile by K-tile. Block numbers
+// have 31 bits.
 template <class Pair>
 class ColumnScales {
  public:
   static constexpr int kColumns = kTileK / kScaleThreads;
   using Fetched = Pair[kColumns];
 
-  // expert: of a stack of such weights.
+  // `expert` is the index in a stack of such weights.
   __device__ __forceinline__ ColumnScales(const WeightView &weight, int row, int column, int expert)
       : weight_(weight), left_(static_cast<int>(weight.cols) - column) {
-    // Past the last row it is the last scale, of rows that are not stored.
+    // Past the last row it is the last scale; the rows that it multiplies are not stored.
     const int second = row + 64 < weight.rows ? 64 : 0;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
@@ -144,7 +146,7 @@ class ColumnScales {
     }
   }
 
-  // Of the first K-tile.
+  // The scales of the first K-tile.
   template <class Scales>
   __device__ __forceinline__ void prefetch() const {
 #pragma unroll
@@ -152,8 +154,8 @@ class ColumnScales {
       if (i * kScaleThreads < left_) Scales::prefetch(weight_, block_[i]);
   }
 
-  // The next K-tile's; past the last column nothing. A K-tile's columns are whole blocks, as rows
-  // are multiples of 64.
+  // Fetches the scales of the next K-tile; past the last column nothing. The columns of a K-tile
+  // are whole blocks, as rows are multiples of 64.
   __device__ __forceinline__ void fetch(Fetched &to) {
     const int step = static_cast<int>(weight_.rows * kTileK >> weight_.blocksize_log2);
 #pragma unroll
@@ -166,7 +168,7 @@ class ColumnScales {
 
  private:
   const WeightView &weight_;
-  int left_;  // columns
+  int left_;  // in columns
   int block_[kColumns];
   int distance_[kColumns];
 };
@@ -195,7 +197,7 @@ class TransposedScaleLoader {
       table_.load(weight_, thread_);
     }
     typename Columns::Fetched fetched[kAhead];
-    int left = work.k_tile_end - work.k_tile;  // to fetch
+    int left = work.k_tile_end - work.k_tile;  // K-tiles left to fetch
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
       if (--left >= 0) columns.fetch(fetched[i]);
@@ -210,7 +212,7 @@ class TransposedScaleLoader {
       }
   }
 
-  // K-tiles of an adapter, which have none.
+  // Skips the K-tiles of an adapter, which have no scales.
   __device__ __forceinline__ void pass(int k_tiles) {
     for (; k_tiles > 0; --k_tiles) {
       mbarrier_wait_parity(shared_.barrier(kWeightEmpty, state_.stage), state_.phase ^ 1);
@@ -228,7 +230,7 @@ class TransposedScaleLoader {
     state_.advance();
   }
 
-  // 0 past the last column, where dY is 0.
+  // The scale is 0 past the last column, where dY is 0.
   template <class Pair, int Columns>
   __device__ __forceinline__ void store(int k_tile, const Pair (&fetched)[Columns]) {
     mbarrier_wait_parity(shared_.barrier(kWeightEmpty, state_.stage), state_.phase ^ 1);

@@ -1,0 +1,77 @@
+"""README's bench section and the pages and plots of docs/bench, made from docs/bench/figures.json.
+
+    python bench/readme_table.py [--check]
+
+With --check, only says what is not up to date. Making the plots needs matplotlib. What there are
+no figures of is left out, and named. Of figures whose code has changed since, the pages say so.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "gpu")]
+
+import sources  # noqa: E402
+from nf4bench import experts_pages, families_pages, pages, plots, training_pages  # noqa: E402
+from nf4bench.table import with_section  # noqa: E402
+
+README, FOLDER = ROOT / "README.md", ROOT / "docs" / "bench"
+FIGURES = FOLDER / "figures.json"
+# The pages of docs/bench, and the figures that each needs.
+PAGES = {
+    "README.md": (pages.document, {"bench"}),
+    "int4.md": (pages.int4, {"int4"}),
+    "training.md": (training_pages.page, {"training"}),
+    "experts.md": (experts_pages.page, {"experts"}),
+    "families.md": (families_pages.page, {"families"}),
+    "sweeps.md": (pages.sweeps, pages.SWEEPS),
+}
+
+
+def load() -> dict:
+    return json.loads(FIGURES.read_text())
+
+
+def texts(figures: dict) -> dict[Path, str]:
+    """What each file should say."""
+    changed = sources.changed(figures)
+    section = pages.readme(figures, changed)
+    made = {README: with_section(README.read_text(), "bench", section)}
+    for file, (page, needed) in PAGES.items():
+        if needed <= figures.keys():
+            made[FOLDER / file] = page(figures, changed)
+    return made
+
+
+def stale(figures: dict) -> list[Path]:
+    """The files that are missing or of other figures."""
+    made = texts(figures)
+    found = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
+    for name in plots.PLOTS.keys() & figures.keys():
+        found += plots.stale(FOLDER, name, figures[name])
+    return found
+
+
+def main() -> int:
+    figures = load()
+    for name in sorted({*pages.SHOWN, *pages.SWEEPS} - figures.keys()):
+        print(f"there are no figures of {name}, which is left out")
+    if "--check" in sys.argv[1:]:
+        found = stale(figures)
+        for path in found:
+            print(f"not made from figures.json: {path.relative_to(ROOT)}")
+        return bool(found)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for path, text in texts(figures).items():
+        path.write_text(text)
+    for name in plots.PLOTS.keys() & figures.keys():
+        plots.write(FOLDER, name, figures[name])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
