@@ -1,14 +1,16 @@
-"""What a call makes when its operands are checked: the output, the workspace, the stream."""
+"""What the operations share: outputs, workspaces and streams, and the call of the library."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from nf4 import _convert
+from nf4 import _convert, _torch
+from nf4._load import Operation, check
 from nf4._operand import Operand, address, read
 from nf4._torch import Device
 from nf4.errors import InvalidArgument, shown
@@ -60,41 +62,65 @@ def new_output(
         raise InvalidArgument(f"{name} of shape {shown(shape)}: {error}") from None
 
 
+def output(
+    given: Operand | None,
+    shape: tuple[int, ...],
+    dtype: str,
+    like: str,
+    torch: Device | None,
+    on_device: bool | None,
+    stream: int | None,
+    name: str = "out",
+) -> tuple[Operand, int]:
+    """Checks an output of [..., columns] that the caller gave, or makes it. Returns it and the
+    distance between its rows. `like` is the argument that its dtype comes from, for messages."""
+    if given is None:
+        made = new_output(shape, dtype, torch, on_device, stream, name)
+        return read(name, made, torch), shape[-1]
+    stride = given.row_stride(shape[-1])
+    if not given.writable:
+        given.require_writable()
+    if given.shape != shape:
+        given.expect_shape(shape)
+    if given.dtype != dtype and given.dtype is not None:
+        raise InvalidArgument(f"{name} is of {given.dtype}; expected {dtype}, as {like} is")
+    return given, stride
+
+
+def workspace_bytes(
+    operation: Operation, arguments: Sequence[Any], names: Mapping[str, str] | None
+) -> int:
+    """The size of the workspace that the library asks for. `names` are those of Problem."""
+    needed = ctypes.c_size_t()
+    check(operation.workspace_size(*arguments, ctypes.byref(needed)), names)
+    return needed.value
+
+
 def workspace(
     value: MemoryLike | None,
-    needed: int,
+    needed: Callable[[], int],
     on_device: bool,
     torch: Device | None,
     stream: int | None,
 ) -> tuple[Operand, int]:
-    """The workspace of a call and its size in bytes; at address 0 where none is needed. One that
-    is made here belongs to `stream`, as it may go back to torch before the work has run."""
+    """The workspace of a call and its size in bytes; at address 0 where none is needed. The library
+    checks the size of one that the caller gives. One that is made here belongs to `stream`, as it
+    may go back to torch before the work has run."""
     if value is None:
-        if needed == 0:
+        nbytes = needed()
+        if nbytes == 0:
             return _NO_WORKSPACE, 0
         if torch is not None:
-            value = torch.empty(needed, "uint8", stream)
+            value = torch.empty(nbytes, "uint8", stream)
         elif on_device:
-            raise InvalidArgument(f"workspace is None; expected {needed} bytes of device memory")
+            raise InvalidArgument(f"workspace is None; expected {nbytes} bytes of device memory")
         else:
-            value = _aligned_array((needed,), np.dtype(np.uint8), _WORKSPACE_ALIGNMENT)
+            value = _aligned_array((nbytes,), np.dtype(np.uint8), _WORKSPACE_ALIGNMENT)
     found = read("workspace", value, torch)
     if found.elements is None:
-        return found, needed
+        return found, needed()
     found.expect("uint8", found.elements).require_writable()
-    if found.elements < needed:
-        raise InvalidArgument(f"workspace has {found.elements} bytes; expected {needed} or more")
     return found, found.elements
-
-
-def launch_stream(stream: int | None, threads: int, torch: Device | None) -> int:
-    """The cudaStream_t of a call on device memory, where threads mean nothing: the current one
-    of torch where `stream` is None, else the legacy default stream."""
-    if threads != 0:
-        raise InvalidArgument(f"threads is {threads}; expected 0 for device memory")
-    if stream is not None:
-        return stream
-    return 0 if torch is None else torch.current_stream()
 
 
 def stream_handle(stream: CudaStreamLike) -> int:
@@ -124,7 +150,63 @@ def stream_handle(stream: CudaStreamLike) -> int:
     return address("stream", stream)
 
 
-def require_no_stream(stream: CudaStreamLike | None) -> None:
-    """For a call on host memory, where a stream means nothing."""
-    if stream is not None:
-        raise InvalidArgument(f"stream is {shown(stream)}; expected None for host memory")
+def read_options(threads: int, stream: CudaStreamLike | None) -> tuple[int, int | None]:
+    """The number of threads, and the cudaStream_t of a stream that is not None."""
+    if type(threads) is not int or threads >> 31:  # the common case takes less time
+        threads = _convert.integer("threads", threads, 32)
+    return threads, None if stream is None else stream_handle(stream)
+
+
+class Problem(NamedTuple):
+    """A call of the library whose arguments are read and checked.
+
+    arguments  the first arguments of both functions of the operation
+    on_device  whether the operands are in device memory
+    torch      the device of a tensor among the operands
+    result     what `run` returns
+    names      the caller's names for arguments that have others in C
+    needed     gives the size of the workspace in device memory; None: the operation takes none
+    written    the caller's objects that the call writes to; tensors are reported to autograd
+    args       the struct that `arguments` point to, if any, which has to outlive the call
+    operands   what else has to outlive the call
+    """
+
+    operation: Operation
+    arguments: tuple[Any, ...]
+    on_device: bool
+    torch: Device | None
+    result: Any
+    names: Mapping[str, str] | None = None
+    needed: Callable[[], int] | None = None
+    written: tuple[object, ...] = ()
+    args: Any = None
+    operands: object = None
+
+
+def run(
+    problem: Problem, threads: int, stream: int | None, workspace_given: MemoryLike | None = None
+) -> Any:
+    """Launches the operation on a GPU, or computes it on the CPU, as the operands are in device
+    memory or in host memory."""
+    operation, arguments, on_device, torch, result, names, needed, written, _, _ = problem
+    if on_device:
+        if threads != 0:
+            raise InvalidArgument(f"threads is {threads}; expected 0 for device memory")
+        if needed is not None:
+            found, nbytes = workspace(workspace_given, needed, True, torch, stream)
+            if found.on_device is False:
+                raise InvalidArgument("workspace is in host memory; expected device memory")
+            arguments = (*arguments, found.address, nbytes)
+        if stream is None:  # torch's current stream, or the legacy default stream
+            stream = 0 if torch is None else torch.current_stream()
+        status = operation.launch(*arguments, stream)
+    else:
+        if stream is not None:
+            raise InvalidArgument(f"stream is {stream}; expected None for host memory")
+        if workspace_given is not None:
+            raise InvalidArgument("workspace is given; expected None for host memory")
+        status = operation.cpu(*arguments, threads)
+    check(status, names)
+    if written or workspace_given is not None:
+        _torch.tell_of_writes((*written, workspace_given))
+    return result

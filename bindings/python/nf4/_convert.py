@@ -40,7 +40,8 @@ def integer(name: str, value: Any, bits: int) -> int:
         number = operator.index(value)
     except TypeError:
         raise InvalidArgument(f"{name} is {shown(value)}; expected an integer") from None
-    if not -(1 << bits - 1) <= number < 1 << bits - 1:
+    limit = 1 << bits - 1
+    if not -limit <= number < limit:
         raise InvalidArgument(f"{name} is {number}; expected a {bits}-bit integer")
     return number
 

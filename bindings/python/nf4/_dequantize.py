@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -14,9 +14,14 @@ from nf4._torch import Device
 from nf4.typing import Array, CudaStreamLike, DTypeLike, MemoryLike, Out
 from nf4.weight import Weight
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nf4._options import Run
+
 
 def _target(
-    weight: Prepared, out: Any, dtype: DTypeLike | None
+    weight: Prepared, out: Any, dtype: DTypeLike | None, is_new: bool
 ) -> tuple[int, int, bool, Device | None]:
     """The address and nf4_dtype of an output, whether it is in device memory, and the device of
     torch where it or the weight is a tensor."""
@@ -28,40 +33,20 @@ def _target(
         if name in _convert.DTYPES and (dtype is None or type(dtype) is str and dtype == name):
             return address, _convert.DTYPES[name], torch.is_cuda, torch
     wanted = None if dtype is None else _convert.dtype_name(dtype)
-    target = read("out", out, torch).require_contiguous()
+    target = read("out", out, torch)
     if wanted is None:
         wanted = target.dtype if target.dtype in _convert.DTYPES else weight.dtype
-    target.expect(wanted, weight.elements).require_writable()
+    if not is_new:
+        target.expect(wanted, weight.elements)
+        if not target.writable:
+            target.require_writable()
     in_device_memory = on_device(weight.located, target)
     return target.address, _convert.DTYPES[wanted], in_device_memory, torch or target.torch
 
 
-def _launch(
-    weight: Prepared,
-    out: MemoryLike,
-    dtype: DTypeLike | None,
-    threads: int,
-    stream: CudaStreamLike | None,
-) -> int:
-    """Prepared.launch for arguments that have to be checked one by one."""
-    threads = _convert.integer("threads", threads, 32)
-    address, number, in_device_memory, torch = _target(weight, out, dtype)
-    if in_device_memory:
-        handle = None if stream is None else _call.stream_handle(stream)
-        enqueued_on = _call.launch_stream(handle, threads, torch)
-        return weight.functions.dequant_launch(weight.argument, address, number, enqueued_on)
-    _call.require_no_stream(stream)
-    return weight.functions.dequant_cpu(weight.argument, address, number, threads)
-
-
 @overload  # the first that fits is taken: tensors are MemoryLike, too
 def dequantize(  # type: ignore[overload-overlap]
-    tensor: Weight[Array],
-    dtype: DTypeLike | None = ...,
-    *,
-    out: None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    tensor: Weight[Array], dtype: DTypeLike | None = ..., *, out: None = ..., **options: Unpack[Run]
 ) -> Array: ...
 
 
@@ -71,19 +56,13 @@ def dequantize(
     dtype: DTypeLike | None = ...,
     *,
     out: None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[Run],
 ) -> np.ndarray: ...
 
 
 @overload
 def dequantize(
-    tensor: Weight[Any],
-    dtype: DTypeLike | None = ...,
-    *,
-    out: Out,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    tensor: Weight[Any], dtype: DTypeLike | None = ..., *, out: Out, **options: Unpack[Run]
 ) -> Out: ...
 
 
@@ -114,13 +93,17 @@ def dequantize(
 
     Returns `out`, or what was made. Raises what quantize raises.
     """
-    weight = prepare(tensor, "tensor")
-    if out is None:
+    weight, is_new = prepare(tensor, "tensor"), out is None
+    if is_new:
         out = weight.new_output(dtype, stream)
     # 0.0 equals 0 and is no number of threads; an array cannot even be compared.
     usual = type(threads) is int and threads == 0
     status = weight.launch(out, dtype, stream) if usual else None
-    if status is None:
-        status = _launch(weight, out, dtype, threads, stream)
-    check(status)
-    return out
+    if status is not None:
+        check(status)
+        return out
+    threads, handle = _call.read_options(threads, stream)
+    address, number, in_device_memory, torch = _target(weight, out, dtype, is_new)
+    arguments = weight.argument, address, number
+    problem = _call.Problem(weight.functions.dequant, arguments, in_device_memory, torch, out)
+    return _call.run(problem, threads, handle)

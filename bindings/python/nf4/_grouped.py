@@ -4,149 +4,56 @@ matmul_grouped_grad, their gradient."""
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple, overload
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from nf4 import _abi, _call, _convert, _torch
-from nf4._load import check
-from nf4._matmul import (
-    device_workspace,
-    require_codebook,
-    require_host_arguments,
-    require_output,
-)
-from nf4._operand import Operand, on_device, read
-from nf4._prepared import GRAD_NAMES, PRODUCT_NAMES, Prepared, prepare_stack
-from nf4.errors import InvalidArgument, shown
+from nf4 import _call, _convert
+from nf4._args import GROUPED_GRAD_NAMES, GROUPED_NAMES, SOME, grouped_args
+from nf4._load import Operation
+from nf4._matmul import require_codebook
+from nf4._operand import on_device, read, read_array
+from nf4._prepared import Prepared, prepare_stack
+from nf4.errors import InvalidArgument
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike, Out
-from nf4.weight import Weight
+from nf4.weight import Weight, no_weight
 
-_NAMES = {**PRODUCT_NAMES, "x_rows * x_stride": "rows * stride of x"}
-_GRAD_NAMES = {
-    **GRAD_NAMES,
-    "x_rows * x_stride": "rows * stride of grad_y",
-    "x_rows": "rows of grad_y",
-    "x_index": "y_index",
-}
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nf4._options import Grouped, GroupedGrad
 
 
-class _Problem(NamedTuple):
-    """As nf4._matmul.Problem."""
+class _Stack(NamedTuple):
+    """A weight of experts, and the operation on it: x has `columns` columns, and y `outputs`."""
 
-    weight: Prepared
-    args: _abi.GroupedArgs
-    y: MemoryLike
-    on_device: bool
-    torch: _torch.Device | None
-    operands: list[Operand]
+    prepared: Prepared
+    experts: int
+    rows: int
+    columns: int
+    outputs: int
+    operation: Operation
+    names: Mapping[str, str]
 
 
-def _prepare(weight: Weight[Any], gradient: bool = False) -> tuple[Prepared, int, int]:
-    """A weight, how many experts it has, and how many rows each."""
+def _stack_of(weight: Weight[Any], gradient: bool) -> _Stack:
     if not isinstance(weight, Weight):
-        kind = "a QuantizedTensor or an Int4Tensor of experts"
-        raise InvalidArgument(f"weight is {shown(weight)}; expected {kind}")
+        raise no_weight("weight", weight)
     if gradient:
         require_codebook(weight)
     if len(weight.shape) != 3:
         raise InvalidArgument(
             f"weight is of shape {weight.shape}; expected 3 dimensions: experts, rows and columns"
         )
-    return prepare_stack(weight), weight.shape[0], weight.shape[1]
-
-
-def _matrix(name: str, value: ArrayLike, columns: int, torch: _torch.Device | None) -> Operand:
-    found = read(name, value, torch)
-    if found.shape is None:
-        raise InvalidArgument(f"{name} is an address; expected an array, for its shape")
-    if len(found.shape) != 2:
-        raise InvalidArgument(f"{name} is of shape {found.shape}; expected [rows, {columns}]")
-    return found
-
-
-def _problem_of(
-    weight: Weight[Any],
-    x: ArrayLike,
-    ends: MemoryLike,
-    x_index: ArrayLike | None,
-    bias: MemoryLike | None,
-    row_scale: MemoryLike | None,
-    out: MemoryLike | None,
-    stream: int | None,
-    gradient: bool,
-) -> _Problem:
-    """Reads and checks the arguments, and makes y where `out` is None. Of the gradient x is
-    grad_y."""
-    prepared, experts, rows = _prepare(weight, gradient)
-    name, name_of_index = ("grad_y", "y_index") if gradient else ("x", "x_index")
-    x_columns, y_columns = (rows, prepared.cols) if gradient else (prepared.cols, rows)
-    given = _matrix(name, x, x_columns, prepared.torch)
-    torch = prepared.torch or given.torch
-    x_stride, dtype = given.row_stride(x_columns), given.dtype
-    if dtype not in _convert.DTYPES:
-        raise InvalidArgument(f"{name} is of {dtype}; expected fp32, fp16 or bf16")
-    x_rows = m = given.shape[0]
-    operands = [given, read("ends", ends, torch).expect("int32", experts)]
-    index = None
-    if x_index is not None:
-        index = read(name_of_index, x_index, torch)
-        if index.shape is None or len(index.shape) != 1:
-            what = "an address" if index.shape is None else f"of shape {index.shape}"
-            raise InvalidArgument(f"{name_of_index} is {what}; expected an array of one dimension")
-        m = index.shape[0]
-        operands.append(index.expect("int32", m))
-    if out is None:
-        out = _call.new_output((m, y_columns), dtype, given.torch, given.on_device, stream)
-    y = read("out", out, torch)
-    y_stride = y.row_stride(y_columns)
-    require_output(y, (m, y_columns), dtype, name)
-    optional: dict[str, Operand] = {}
-    if bias is not None:
-        optional["bias"] = read("bias", bias, torch).expect(dtype, experts * rows)
-    if row_scale is not None:
-        optional["row_scale"] = read("row_scale", row_scale, torch).expect("fp32", m)
-    operands += [y, *optional.values()]
-    in_device_memory = on_device(prepared.located, *operands)
-    if in_device_memory and dtype == "fp32":
-        raise InvalidArgument(f"{name} is of fp32; expected fp16 or bf16 in device memory")
-    address = {name: found.address for name, found in optional.items()}
-    args = _abi.GroupedArgs(
-        struct_size=ctypes.sizeof(_abi.GroupedArgs),
-        dtype=_convert.DTYPES[dtype],
-        experts=_convert.integer("the number of experts", experts, 32),
-        m=m,
-        x=given.address,
-        x_stride=x_stride,
-        x_rows=x_rows,
-        y=y.address,
-        y_stride=y_stride,
-        ends=operands[1].address,
-        x_index=None if index is None else _not_null(index),
-        bias=address.get("bias"),
-        bias_stride=rows,
-        row_scale=address.get("row_scale"),
-    )
-    where = torch or y.torch
-    return _Problem(prepared, args, out, in_device_memory, where, operands)
-
-
-_ANY_ADDRESS = 4
-
-
-def _not_null(index: Operand) -> int:
-    """Its address; of an empty one, which may have none, any."""
-    return index.address or _ANY_ADDRESS
-
-
-def _workspace(weight: Prepared, args: _abi.GroupedArgs, gradient: bool) -> int:
-    of_kind, needed = weight.functions, ctypes.c_size_t()
-    size_of = of_kind.matmul_grouped_workspace_size
+    prepared, (experts, rows, cols) = prepare_stack(weight), weight.shape
+    experts = _convert.integer("the number of experts", experts, 32)
+    of_kind = prepared.functions
     if gradient:
-        size_of = of_kind.matmul_grouped_grad_workspace_size
-    status = size_of(weight.argument, ctypes.byref(args), ctypes.byref(needed))
-    check(status, _GRAD_NAMES if gradient else _NAMES)
-    return needed.value
+        operation, names = of_kind.matmul_grouped_grad, GROUPED_GRAD_NAMES
+        return _Stack(prepared, experts, rows, rows, cols, operation, names)
+    return _Stack(prepared, experts, rows, cols, rows, of_kind.matmul_grouped, GROUPED_NAMES)
 
 
 def matmul_grouped_workspace_bytes(
@@ -166,35 +73,16 @@ def matmul_grouped_workspace_bytes(
 
     Raises InvalidArgument.
     """
-    prepared, experts, rows = _prepare(weight, gradient)
-    number = _convert.DTYPES[_convert.dtype_name(dtype)]
-    m = _convert.count("m", m)
-    args = _abi.GroupedArgs(
-        struct_size=ctypes.sizeof(_abi.GroupedArgs),
-        dtype=number,
-        experts=experts,
-        m=m,
-        x_stride=rows if gradient else prepared.cols,
-        x_rows=m,
-        y_stride=prepared.cols if gradient else rows,
-        x_index=_ANY_ADDRESS if indexed else None,
-    )
-    return _workspace(prepared, args, gradient)
+    stack = _stack_of(weight, gradient)
+    number, m = _convert.DTYPES[_convert.dtype_name(dtype)], _convert.count("m", m)
+    args = grouped_args(number, stack.experts, m, m, stack.columns, stack.outputs, indexed)
+    arguments = stack.prepared.argument, ctypes.byref(args)
+    return _call.workspace_bytes(stack.operation, arguments, stack.names)
 
 
 @overload  # the first that fits is taken: tensors are ArrayLike, too
 def matmul_grouped(  # type: ignore[overload-overlap]
-    x: Array,
-    weight: Weight[Any],
-    ends: MemoryLike,
-    *,
-    x_index: ArrayLike | None = ...,
-    bias: MemoryLike | None = ...,
-    row_scale: MemoryLike | None = ...,
-    out: None = ...,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    x: Array, weight: Weight[Any], ends: MemoryLike, *, out: None = ..., **options: Unpack[Grouped]
 ) -> Array: ...
 
 
@@ -204,29 +92,14 @@ def matmul_grouped(
     weight: Weight[Any],
     ends: MemoryLike,
     *,
-    x_index: ArrayLike | None = ...,
-    bias: MemoryLike | None = ...,
-    row_scale: MemoryLike | None = ...,
     out: None = ...,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[Grouped],
 ) -> np.ndarray: ...
 
 
 @overload
 def matmul_grouped(
-    x: ArrayLike,
-    weight: Weight[Any],
-    ends: MemoryLike,
-    *,
-    x_index: ArrayLike | None = ...,
-    bias: MemoryLike | None = ...,
-    row_scale: MemoryLike | None = ...,
-    out: Out,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    x: ArrayLike, weight: Weight[Any], ends: MemoryLike, *, out: Out, **options: Unpack[Grouped]
 ) -> Out: ...
 
 
@@ -266,9 +139,7 @@ def matmul_grouped(
     workspace. Returns `out`, or what was made. Raises what quantize raises; then `out` is as it
     was.
     """
-    return _run(
-        x, weight, ends, x_index, bias, row_scale, out, workspace, threads, stream, gradient=False
-    )
+    return _products(x, weight, ends, x_index, bias, row_scale, out, workspace, threads, stream)
 
 
 @overload  # the first that fits is taken: tensors are ArrayLike, too
@@ -277,12 +148,8 @@ def matmul_grouped_grad(  # type: ignore[overload-overlap]
     weight: Weight[Any],
     ends: MemoryLike,
     *,
-    y_index: ArrayLike | None = ...,
-    row_scale: MemoryLike | None = ...,
     out: None = ...,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[GroupedGrad],
 ) -> Array: ...
 
 
@@ -292,12 +159,8 @@ def matmul_grouped_grad(
     weight: Weight[Any],
     ends: MemoryLike,
     *,
-    y_index: ArrayLike | None = ...,
-    row_scale: MemoryLike | None = ...,
     out: None = ...,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[GroupedGrad],
 ) -> np.ndarray: ...
 
 
@@ -307,12 +170,8 @@ def matmul_grouped_grad(
     weight: Weight[Any],
     ends: MemoryLike,
     *,
-    y_index: ArrayLike | None = ...,
-    row_scale: MemoryLike | None = ...,
     out: Out,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[GroupedGrad],
 ) -> Out: ...
 
 
@@ -344,22 +203,11 @@ def matmul_grouped_grad(
     matmul_grouped_workspace_bytes(..., gradient=True) says how much workspace. Returns `out`, or
     what was made. Raises what quantize raises; then `out` is as it was.
     """
-    return _run(
-        grad_y,
-        weight,
-        ends,
-        y_index,
-        None,
-        row_scale,
-        out,
-        workspace,
-        threads,
-        stream,
-        gradient=True,
-    )
+    beside = y_index, None, row_scale, out, workspace, threads, stream
+    return _products(grad_y, weight, ends, *beside, gradient=True)
 
 
-def _run(
+def _products(
     x: ArrayLike,
     weight: Weight[Any],
     ends: MemoryLike,
@@ -370,26 +218,45 @@ def _run(
     workspace: MemoryLike | None,
     threads: int,
     stream: CudaStreamLike | None,
-    gradient: bool,
-) -> MemoryLike:
-    threads = _convert.integer("threads", threads, 32)
-    handle = None if stream is None else _call.stream_handle(stream)
-    problem = _problem_of(weight, x, ends, x_index, bias, row_scale, out, handle, gradient)
-    prepared, args = problem.weight, problem.args
-    operands, of_kind = (prepared.argument, ctypes.byref(args)), prepared.functions
-    if problem.on_device:
-        needed = _workspace(prepared, args, gradient)
-        enqueued_on = _call.launch_stream(handle, threads, problem.torch)
-        space, nbytes = device_workspace(workspace, needed, problem.torch, handle)
-        launch = of_kind.matmul_grouped_launch
-        if gradient:
-            launch = of_kind.matmul_grouped_grad_launch
-        status = launch(*operands, space.address, nbytes, enqueued_on)
-    else:
-        require_host_arguments(stream, workspace)
-        run = of_kind.matmul_grouped_grad_cpu if gradient else of_kind.matmul_grouped_cpu
-        status = run(*operands, threads)
-    check(status, _GRAD_NAMES if gradient else _NAMES)
-    if out is not None or workspace is not None:
-        _torch.tell_of_writes((out, workspace))
-    return problem.y
+    gradient: bool = False,
+) -> Any:
+    """Both operations. For the gradient, x is grad_y and x_index is y_index."""
+    threads, handle = _call.read_options(threads, stream)
+    stack = _stack_of(weight, gradient)
+    prepared, experts, rows, columns, outputs, operation, names = stack
+    name, name_of_index = ("grad_y", "y_index") if gradient else ("x", "x_index")
+    given = read_array(name, x, prepared.torch, 2)
+    torch = prepared.torch or given.torch
+    x_stride, dtype, m = given.row_stride(columns), given.require_float(), given.shape[0]
+    operands = {"x": given, "ends": read("ends", ends, torch).expect("int32", experts)}
+    if x_index is not None:
+        index = read_array(name_of_index, x_index, torch, 1)
+        m = index.shape[0]
+        operands["x_index"] = index.expect("int32", m)
+    y = None if out is None else read("out", out, torch)
+    where = given.torch, given.on_device, handle
+    operands["y"], y_stride = _call.output(y, (m, outputs), dtype, name, *where)
+    if bias is not None:
+        operands["bias"] = read("bias", bias, torch).expect(dtype, experts * rows)
+    if row_scale is not None:
+        operands["row_scale"] = read("row_scale", row_scale, torch).expect("fp32", m)
+    number, indexed = _convert.DTYPES[dtype], x_index is not None
+    args = grouped_args(number, experts, m, given.shape[0], x_stride, y_stride, indexed)
+    args.bias_stride = rows
+    for field, operand in operands.items():
+        # The address of an empty x_index may be 0, which would say that there is none.
+        setattr(args, field, operand.address or (SOME if field == "x_index" else None))
+    arguments = prepared.argument, ctypes.byref(args)
+    problem = _call.Problem(
+        operation,
+        arguments,
+        on_device(prepared.located, *operands.values()),
+        torch or operands["y"].torch,
+        operands["y"].owner if out is None else out,
+        names,
+        functools.partial(_call.workspace_bytes, operation, arguments, names),
+        () if out is None else (out,),
+        args,
+        (prepared, operands),
+    )
+    return _call.run(problem, threads, handle, workspace)

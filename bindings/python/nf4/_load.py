@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nf4 import _abi
 from nf4.errors import InvalidArgument, LibraryNotFound, error_of
@@ -53,24 +53,38 @@ def library() -> ctypes.CDLL:
     return _load(_candidate())
 
 
+class Operation(NamedTuple):
+    """The library's functions for an operation. workspace_size is None where no function has that
+    name."""
+
+    launch: Any
+    cpu: Any
+    workspace_size: Any
+
+
 class Functions:
-    """The library's functions for one kind of weight: with the prefix "nf4_" `dequant_launch` is
-    nf4_dequant_launch."""
+    """The library's operations on one kind of weight, found at their first use. With the prefix
+    "nf4_", `dequant` is nf4_dequant_launch and nf4_dequant_cpu."""
 
     def __init__(self, library: ctypes.CDLL, prefix: str) -> None:
         self._library, self._prefix = library, prefix
 
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._library, self._prefix + name)
-        setattr(self, name, function)  # which is found without this method from then on
-        return function
+    def __getattr__(self, name: str) -> Operation:
+        library, name_in_c = self._library, self._prefix + name
+        operation = Operation(
+            getattr(library, f"{name_in_c}_launch"),
+            getattr(library, f"{name_in_c}_cpu"),
+            getattr(library, f"{name_in_c}_workspace_size", None),
+        )
+        setattr(self, name, operation)  # later uses find it without this method
+        return operation
 
 
 _functions = functools.cache(Functions)
 
 
 def functions(prefix: str) -> Functions:
-    """Those of the kind of weight whose functions' names begin so: one object for each kind."""
+    """The Functions of the kind of weight with this prefix: one object for each kind."""
     return _functions(library(), prefix)
 
 

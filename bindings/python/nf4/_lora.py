@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import SupportsFloat
 
 from nf4 import _abi, _call, _convert, _torch
-from nf4._operand import Operand, read
+from nf4._operand import Operand, read, read_array
 from nf4._prepared import Prepared
 from nf4.errors import InvalidArgument, shown
 from nf4.typing import ArrayLike, MemoryLike
@@ -44,7 +44,8 @@ def read_lora(
     """An nf4_lora, and the operands that are in it."""
     if not isinstance(lora, Lora):
         raise InvalidArgument(f"lora is {shown(lora)}; expected an nf4.Lora")
-    a, b = _read_matrix("lora.a", lora.a, torch), _read_matrix("lora.b", lora.b, torch)
+    a = read_array("lora.a", lora.a, torch, 2)
+    b = read_array("lora.b", lora.b, torch, 2)
     rank = a.shape[0]
     if a.shape[1] != weight.cols:
         raise InvalidArgument(f"lora.a is of shape {a.shape}; expected (rank, {weight.cols})")
@@ -76,12 +77,3 @@ def read_lora(
         address,
     )
     return made, operands
-
-
-def _read_matrix(name: str, value: ArrayLike, torch: _torch.Device | None) -> Operand:
-    found = read(name, value, torch)
-    if found.shape is None:
-        raise InvalidArgument(f"{name} is an address; expected an array, for its shape")
-    if len(found.shape) != 2:
-        raise InvalidArgument(f"{name} is of shape {found.shape}; expected two dimensions")
-    return found

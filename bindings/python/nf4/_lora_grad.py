@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import NamedTuple, SupportsFloat, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, overload
 
 import numpy as np
 
-from nf4 import _abi, _call, _convert, _torch
-from nf4._load import check, functions
-from nf4._matmul import require_output
-from nf4._operand import Operand, on_device, read
+from nf4 import _abi, _call, _convert
+from nf4._load import functions
+from nf4._operand import Operand, on_device, read, read_array
 from nf4.errors import InvalidArgument, kind_of
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nf4._options import LoraGrad
+
 _A, _B = "out[0]", "out[1]"  # the outputs
-_SOURCES = {_A: "x and q", _B: "grad_y and p"}
 # The caller's names for what has others in C.
 _NAMES = {
     "dy": "grad_y",
@@ -31,67 +34,55 @@ _NAMES = {
 }
 
 
-class _Matrix(NamedTuple):
-    """An array [..., columns], whose leading dimensions count as rows."""
+class _Side(NamedTuple):
+    """One of the two gradients: the argument of [..., columns] and that of [..., rank] which it is
+    made of, its output, and C's names for the number of columns, the first argument and the
+    output."""
 
-    operand: Operand
-    rows: int
-    columns: int
-    stride: int
-
-
-class _Problem(NamedTuple):
-    """As nf4._matmul.Problem. `grads` are by the names of their outputs; one that is not asked for
-    is None."""
-
-    args: _abi.LoraGradArgs
-    grads: dict[str, MemoryLike | None]
-    on_device: bool
-    torch: _torch.Device | None
-    operands: list[Operand]
+    wide: str
+    narrow: str
+    out: str
+    columns: str
+    wide_in_c: str
+    out_in_c: str
 
 
-def _read_matrix(name: str, value: ArrayLike, torch: _torch.Device | None) -> _Matrix:
-    found = read(name, value, torch)
-    if found.shape is None:
-        raise InvalidArgument(f"{name} is an address; expected an array, for its shape")
-    if not found.shape:
-        raise InvalidArgument(f"{name} is of shape (); expected one dimension or more")
-    columns = _convert.integer(f"the number of columns of {name}", found.shape[-1], 64)
-    rows = _convert.integer(f"the number of rows of {name}", math.prod(found.shape[:-1]), 64)
-    return _Matrix(found, rows, columns, found.row_stride(columns))
+_SIDES = (
+    _Side("x", "q", _A, "cols", "x", "da"),
+    _Side("grad_y", "p", _B, "rows", "dy", "db"),
+)
 
 
-def _read_given(given: Mapping[str, ArrayLike | None]) -> dict[str, _Matrix]:
+def _read_given(given: Mapping[str, ArrayLike | None]) -> dict[str, Operand]:
     """What is not None: x and q, grad_y and p, or all of them; of one dtype, number of rows and
     rank."""
-    for name, other in (("x", "q"), ("q", "x"), ("grad_y", "p"), ("p", "grad_y")):
-        if given[name] is None and given[other] is not None:
-            raise InvalidArgument(f"{name} is None, but {other} is not; expected both or none")
-    found: dict[str, _Matrix] = {}
+    for side in _SIDES:
+        for name, other in ((side.wide, side.narrow), (side.narrow, side.wide)):
+            if given[name] is None and given[other] is not None:
+                raise InvalidArgument(f"{name} is None, but {other} is not; expected both or none")
+    found: dict[str, Operand] = {}
     torch = None
     for name, value in given.items():
         if value is not None:
-            found[name] = _read_matrix(name, value, torch)
-            torch = torch or found[name].operand.torch
+            found[name] = read_array(name, value, torch)
+            torch = torch or found[name].torch
+            if not found[name].shape:
+                raise InvalidArgument(f"{name} is of shape (); expected one dimension or more")
     if not found:
         raise InvalidArgument("x is None, as grad_y is; expected x and q, grad_y and p, or all")
     like, first = next(iter(found.items()))
-    if first.operand.dtype not in _convert.DTYPES:
-        raise InvalidArgument(f"{like} is of {first.operand.dtype}; expected fp32, fp16 or bf16")
+    dtype, rows = first.require_float(), math.prod(first.shape[:-1])
+    rank = found["p" if "p" in found else "q"].shape[-1]
     for name, each in found.items():
-        _, _, _, dtype, shape, *_ = each.operand
-        if dtype != first.operand.dtype:
-            expected = f"{first.operand.dtype}, as {like} is"
-            raise InvalidArgument(f"{name} is of {dtype}; expected {expected}")
-        if each.rows != first.rows:
-            expected = f"{first.rows} rows, as {like} has"
-            raise InvalidArgument(f"{name} is of shape {shape}; expected {expected}")
-        if name in ("p", "q"):
-            each.operand.require_contiguous()
-        if name == "q" and "p" in found and each.columns != found["p"].columns:
-            expected = f"{found['p'].columns} columns, as p has"
-            raise InvalidArgument(f"q is of shape {shape}; expected {expected}")
+        if each.dtype != dtype:
+            raise InvalidArgument(f"{name} is of {each.dtype}; expected {dtype}, as {like} is")
+        expected = None
+        if math.prod(each.shape[:-1]) != rows:
+            expected = f"{rows} rows, as {like} has"
+        elif name in ("p", "q") and each.require_contiguous().shape[-1] != rank:
+            expected = f"{rank} columns, as p has"
+        if expected:
+            raise InvalidArgument(f"{name} is of shape {each.shape}; expected {expected}")
     return found
 
 
@@ -105,41 +96,17 @@ def _outs_of(out: Sequence[MemoryLike | None] | None) -> dict[str, MemoryLike | 
     return dict(zip((_A, _B), out, strict=True))
 
 
-def _shapes(given: Mapping[str, _Matrix]) -> dict[str, tuple[int, int]]:
-    """Of the gradients that are asked for, by the names of their outputs."""
-    shapes = {}
-    if "x" in given:
-        shapes[_A] = given["q"].columns, given["x"].columns
-    if "grad_y" in given:
-        shapes[_B] = given["grad_y"].columns, given["p"].columns
-    return shapes
-
-
 def _grad_dtype(dtype: DTypeLike | None, outs: Iterable[Operand], of_x: str) -> tuple[str, str]:
     """The dtype of the gradients, and the argument that says so."""
-    found, source = of_x, "x"
     if dtype is not None:
         found, source = _convert.dtype_name(dtype), "dtype"
     else:
-        for out in outs:
-            if out.dtype is not None:
-                found, source = out.dtype, out.name
-                break
+        known = ((out.dtype, out.name) for out in outs if out.dtype is not None)
+        found, source = next(known, (of_x, "x"))
     if found not in (of_x, "fp32"):
         wanted = "fp32" if of_x == "fp32" else f"fp32 or {of_x}"
         raise InvalidArgument(f"{source} is {found}; expected {wanted}")
     return found, source
-
-
-def _read_outputs(
-    outs: Mapping[str, MemoryLike | None], wanted: Container[str], torch: _torch.Device | None
-) -> dict[str, Operand]:
-    """Those that are given."""
-    given = {name: out for name, out in outs.items() if out is not None}
-    for name in given:
-        if name not in wanted:
-            raise InvalidArgument(f"{name} is given; expected None, as {_SOURCES[name]} are")
-    return {name: read(name, out, torch) for name, out in given.items()}
 
 
 def _problem_of(
@@ -148,49 +115,76 @@ def _problem_of(
     dtype: DTypeLike | None,
     outs: Mapping[str, MemoryLike | None],
     stream: int | None,
-) -> _Problem:
+) -> _call.Problem:
     """Reads and checks the arguments, and makes the gradients that are asked for and not given."""
-    matrices = _read_given(given)
-    operands = [each.operand for each in matrices.values()]
-    first, torch = operands[0], _torch_of(operands)
-    shapes = _shapes(matrices)
-    written = _read_outputs(outs, shapes, torch)
+    found = _read_given(given)
+    first, torch = next(iter(found.values())), _torch_of(found.values())
+    for side in _SIDES:
+        if outs[side.out] is not None and side.wide not in found:
+            sources = f"{side.wide} and {side.narrow}"
+            raise InvalidArgument(f"{side.out} is given; expected None, as {sources} are")
+    written = {name: read(name, out, torch) for name, out in outs.items() if out is not None}
     grad_dtype, source = _grad_dtype(dtype, written.values(), str(first.dtype))
-    grads, strides = dict(outs), {}
-    for name, shape in shapes.items():
-        if name not in written:
-            grads[name] = _call.new_output(shape, grad_dtype, torch, first.on_device, stream, name)
-            written[name] = read(name, grads[name], torch)
-        strides[name] = written[name].row_stride(shape[1])
-        require_output(written[name], shape, grad_dtype, source)
-    operands += written.values()
-    args = _args_of(matrices, written, strides)
-    args.dtype, args.grad_dtype = _convert.DTYPES[str(first.dtype)], _convert.DTYPES[grad_dtype]
-    args.scale = _convert.real("scale", scale)
-    return _Problem(args, grads, on_device(*operands), _torch_of(operands), operands)
+    args = _abi.LoraGradArgs(
+        struct_size=ctypes.sizeof(_abi.LoraGradArgs),
+        dtype=_convert.DTYPES[str(first.dtype)],
+        grad_dtype=_convert.DTYPES[grad_dtype],
+        rank=_convert.integer("the rank", found["p" if "p" in found else "q"].shape[-1], 32),
+        scale=_convert.real("scale", scale),
+        m=_convert.integer("the number of rows", math.prod(first.shape[:-1]), 64),
+    )
+    where, operands, grads = (torch, first.on_device, stream), list(found.values()), []
+    for side in _SIDES:
+        grads.append(outs[side.out])
+        if side.wide not in found:
+            continue
+        wide, narrow = found[side.wide], found[side.narrow]
+        columns = _convert.integer(f"the number of columns of {side.wide}", wide.shape[-1], 64)
+        shape = (args.rank, columns) if side.out is _A else (columns, args.rank)
+        out, stride = _call.output(
+            written.get(side.out), shape, grad_dtype, source, *where, side.out
+        )
+        operands.append(out)
+        if grads[-1] is None:
+            grads[-1] = out.owner
+        _fill_side(args, side, wide, narrow, out, stride)
+    return _call.Problem(
+        functions("nf4_").lora_grad,
+        (ctypes.byref(args),),
+        on_device(*operands),
+        _torch_of(operands),
+        tuple(grads),
+        _NAMES,
+        None,
+        tuple(outs.values()),
+        args,
+        operands,
+    )
 
 
-def _torch_of(operands: Iterable[Operand]) -> _torch.Device | None:
+def _fill_side(
+    args: _abi.LoraGradArgs,
+    side: _Side,
+    wide: Operand,
+    narrow: Operand,
+    out: Operand,
+    out_stride: int,
+) -> None:
+    columns = wide.shape[-1]
+    fields = {
+        side.columns: columns,
+        side.wide_in_c: wide.address,
+        f"{side.wide_in_c}_stride": wide.row_stride(columns),
+        side.narrow: narrow.address,
+        side.out_in_c: out.address,
+        f"{side.out_in_c}_stride": out_stride,
+    }
+    for name, value in fields.items():
+        setattr(args, name, value)
+
+
+def _torch_of(operands: Iterable[Operand]) -> Any:
     return next((each.torch for each in operands if each.torch is not None), None)
-
-
-def _args_of(
-    matrices: Mapping[str, _Matrix], written: Mapping[str, Operand], strides: Mapping[str, int]
-) -> _abi.LoraGradArgs:
-    """All but the dtypes and the scale."""
-    args = _abi.LoraGradArgs(struct_size=ctypes.sizeof(_abi.LoraGradArgs))
-    if "x" in matrices:
-        x, q = matrices["x"], matrices["q"]
-        args.m, args.cols, rank = x.rows, x.columns, q.columns
-        args.x, args.x_stride, args.q = x.operand.address, x.stride, q.operand.address
-        args.da, args.da_stride = written[_A].address, strides[_A]
-    if "grad_y" in matrices:
-        dy, p = matrices["grad_y"], matrices["p"]
-        args.m, args.rows, rank = dy.rows, dy.columns, p.columns
-        args.dy, args.dy_stride, args.p = dy.operand.address, dy.stride, p.operand.address
-        args.db, args.db_stride = written[_B].address, strides[_B]
-    args.rank = _convert.integer("the rank", rank, 32)
-    return args
 
 
 @overload  # the first that fits is taken: tensors are ArrayLike, too
@@ -201,10 +195,8 @@ def lora_grad(  # type: ignore[overload-overlap]
     q: Array,
     scale: SupportsFloat = ...,
     *,
-    dtype: DTypeLike | None = ...,
     out: None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[LoraGrad],
 ) -> tuple[Array, Array]: ...
 
 
@@ -216,10 +208,8 @@ def lora_grad(
     q: ArrayLike,
     scale: SupportsFloat = ...,
     *,
-    dtype: DTypeLike | None = ...,
     out: None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[LoraGrad],
 ) -> tuple[np.ndarray, np.ndarray]: ...
 
 
@@ -231,10 +221,8 @@ def lora_grad(
     q: ArrayLike,
     scale: SupportsFloat = ...,
     *,
-    dtype: DTypeLike | None = ...,
     out: Sequence[MemoryLike | None],
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[LoraGrad],
 ) -> tuple[MemoryLike, MemoryLike]: ...
 
 
@@ -246,10 +234,8 @@ def lora_grad(
     q: ArrayLike,
     scale: SupportsFloat = ...,
     *,
-    dtype: DTypeLike | None = ...,
     out: Sequence[MemoryLike | None] | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[LoraGrad],
 ) -> tuple[MemoryLike, None]: ...
 
 
@@ -261,10 +247,8 @@ def lora_grad(
     q: None,
     scale: SupportsFloat = ...,
     *,
-    dtype: DTypeLike | None = ...,
     out: Sequence[MemoryLike | None] | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[LoraGrad],
 ) -> tuple[None, MemoryLike]: ...
 
 
@@ -305,17 +289,6 @@ def lora_grad(
     Returns (grad_a, grad_b): what was given for each, or what was made. Raises what quantize
     raises; then every `out` is as it was.
     """
-    threads = _convert.integer("threads", threads, 32)
-    handle = None if stream is None else _call.stream_handle(stream)
+    threads, handle = _call.read_options(threads, stream)
     given, outs = {"x": x, "grad_y": grad_y, "p": p, "q": q}, _outs_of(out)
-    problem = _problem_of(given, scale, dtype, outs, handle)
-    args, of_c = ctypes.byref(problem.args), functions("nf4_")
-    if problem.on_device:
-        enqueued_on = _call.launch_stream(handle, threads, problem.torch)
-        status = of_c.lora_grad_launch(args, enqueued_on)
-    else:
-        _call.require_no_stream(stream)
-        status = of_c.lora_grad_cpu(args, threads)
-    check(status, _NAMES)
-    _torch.tell_of_writes(outs.values())
-    return problem.grads[_A], problem.grads[_B]
+    return _call.run(_problem_of(given, scale, dtype, outs, handle), threads, handle)

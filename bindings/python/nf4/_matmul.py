@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from nf4 import _abi, _call, _convert, _torch
-from nf4._load import check
+from nf4 import _abi, _call, _convert
+from nf4._args import GRAD_NAMES, PRODUCT_NAMES
+from nf4._call import Problem
 from nf4._lora import Lora, read_lora
-from nf4._operand import Operand, on_device, read
-from nf4._prepared import GRAD_NAMES, PRODUCT_NAMES, Prepared, prepare
+from nf4._operand import on_device, read, read_array
+from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, shown
 from nf4.tensor import QuantizedTensor
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike, Out
 from nf4.weight import Weight
 
-ARGS_SIZE = ctypes.sizeof(_abi.MatmulArgs)
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from nf4._options import Matmul, MatmulGrad
 
-class Problem(NamedTuple):
-    """A product, checked. `lora`, which args points to, and `operands` are kept until C has been
-    called; `torch` is the device of a tensor among them or the weight's parts."""
-
-    weight: Prepared
-    args: _abi.MatmulArgs
-    lora: _abi.Lora | None
-    y: MemoryLike
-    on_device: bool
-    torch: _torch.Device | None
-    operands: Sequence[Operand]
+_ARGS_SIZE = ctypes.sizeof(_abi.MatmulArgs)
 
 
 def problem_of(
-    weight: Prepared,
+    weight: Weight[Any],
     x: ArrayLike,
     bias: MemoryLike | None,
     out: MemoryLike | None,
@@ -44,81 +37,67 @@ def problem_of(
     lora: Lora | None = None,
     gradient: bool = False,
 ) -> Problem:
-    """Reads x, out, bias and lora, checks them, and makes y where `out` is None. Of the gradient x
-    is grad_y."""
-    name = "grad_y" if gradient else "x"
-    columns, rows = (weight.rows, weight.cols) if gradient else (weight.cols, weight.rows)
-    given = read(name, x, weight.torch)
-    torch = weight.torch or given.torch
-    x_stride, dtype = given.row_stride(columns), given.dtype
-    if given.shape is None:
-        raise InvalidArgument(f"{name} is an address; expected an array, for its shape")
-    if dtype not in _convert.DTYPES:
-        raise InvalidArgument(f"{name} is of {dtype}; expected fp32, fp16 or bf16")
-    m, shape = math.prod(given.shape[:-1]), (*given.shape[:-1], rows)
+    """Reads x, out, bias and lora, checks them, and makes y where `out` is None. For the gradient,
+    x is grad_y."""
+    prepared = prepare(weight)
+    if lora is not None:
+        require_codebook(weight, "adapters")
+    if gradient:
+        name, names, operation = "grad_y", GRAD_NAMES, prepared.functions.matmul_grad
+        columns, rows = prepared.rows, prepared.cols
+    else:
+        name, names, operation = "x", PRODUCT_NAMES, prepared.functions.matmul
+        columns, rows = prepared.cols, prepared.rows
+    given = read_array(name, x, prepared.torch)
+    torch = prepared.torch or given.torch
+    x_stride, dtype = given.row_stride(columns), given.require_float()
+    leading = given.shape[:-1]
+    m = math.prod(leading)
     if m >> 63:
         raise InvalidArgument(f"the number of rows of {name} is {m}; expected a 64-bit integer")
-    if out is None:
-        out = _call.new_output(shape, dtype, given.torch, given.on_device, stream)
-    y = read("out", out, torch)
-    y_stride = y.row_stride(rows)
-    require_output(y, shape, dtype, name)
+    y = None if out is None else read("out", out, torch)
+    where = given.torch, given.on_device, stream
+    y, y_stride = _call.output(y, (*leading, rows), dtype, name, *where)
     operands = [given, y]
     if bias is not None:
-        operands.append(read("bias", bias, torch).expect(dtype, weight.rows))
-    in_device_memory = on_device(weight.located, *operands)
-    if in_device_memory and not gradient and dtype == "fp32" and m > weight.fp32_rows:
-        few = f", or at most {weight.fp32_rows} rows of x," if weight.fp32_rows > 0 else ""
-        raise InvalidArgument(f"x is of fp32; expected fp16 or bf16{few} in device memory")
+        operands.append(read("bias", bias, torch).expect(dtype, prepared.rows))
+    in_device_memory = on_device(prepared.located, *operands)
+    torch = torch or y.torch
     adapter = None
     if lora is not None:
-        where = torch or y.torch
-        adapter, parts = read_lora(lora, weight, dtype, m, where, in_device_memory)
+        adapter, parts = read_lora(lora, prepared, dtype, m, torch, in_device_memory)
         operands += parts
-        on_device(weight.located, *operands)
-    bias_address = None if bias is None else operands[2].address
+        on_device(prepared.located, *operands)
     args = _abi.MatmulArgs(
-        ARGS_SIZE,
+        _ARGS_SIZE,
         _convert.DTYPES[dtype],
         0,
         m,
         given.address,
         x_stride,
-        bias_address,
+        None if bias is None else operands[2].address,
         y.address,
         y_stride,
         None if adapter is None else ctypes.addressof(adapter),
     )
-    return Problem(weight, args, adapter, out, in_device_memory, torch or y.torch, operands)
-
-
-def require_output(y: Operand, shape: tuple[int, ...], dtype: str, like: str) -> None:
-    if y.torch is None:  # every tensor may be written
-        y.require_writable()
-    if y.shape is not None and y.shape != shape:
-        raise InvalidArgument(f"{y.name} is of shape {y.shape}; expected {shape}")
-    if y.dtype is not None and y.dtype != dtype:
-        raise InvalidArgument(f"{y.name} is of {y.dtype}; expected {dtype}, as {like} is")
-
-
-def device_workspace(
-    value: MemoryLike | None,
-    needed: int,
-    torch: _torch.Device | None,
-    stream: int | None,
-) -> tuple[Operand, int]:
-    """_call.workspace for a product in device memory."""
-    found, nbytes = _call.workspace(value, needed, True, torch, stream)
-    if found.on_device is False:
-        raise InvalidArgument("workspace is in host memory; expected device memory, as x is")
-    return found, nbytes
-
-
-def require_host_arguments(stream: CudaStreamLike | None, workspace: MemoryLike | None) -> None:
-    """For a product in host memory, where neither means anything."""
-    _call.require_no_stream(stream)
-    if workspace is not None:
-        raise InvalidArgument("workspace is given; expected None for host memory")
+    needed = None
+    if in_device_memory:
+        rank = 0 if adapter is None else adapter.rank
+        sizes = args.dtype, m, x_stride, y_stride, rank, gradient
+        needed = functools.partial(prepared.matmul_workspace, *sizes)
+    product = None if lora is None else lora.product
+    return Problem(
+        operation,
+        (prepared.argument, ctypes.byref(args)),
+        in_device_memory,
+        torch,
+        y.owner if out is None else out,
+        names,
+        needed,
+        () if out is None and product is None else (out, product),
+        args,
+        (prepared, adapter, operands),
+    )
 
 
 def matmul_workspace_bytes(
@@ -155,44 +134,18 @@ def require_codebook(weight: Weight[Any], what: str = "a gradient") -> None:
 
 @overload  # the first that fits is taken: tensors are ArrayLike, too
 def matmul(  # type: ignore[overload-overlap]
-    x: Array,
-    weight: Weight[Any],
-    *,
-    bias: MemoryLike | None = ...,
-    lora: Lora | None = ...,
-    out: None = ...,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    x: Array, weight: Weight[Any], *, out: None = ..., **options: Unpack[Matmul]
 ) -> Array: ...
 
 
 @overload
 def matmul(
-    x: ArrayLike,
-    weight: Weight[Any],
-    *,
-    bias: MemoryLike | None = ...,
-    lora: Lora | None = ...,
-    out: None = ...,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    x: ArrayLike, weight: Weight[Any], *, out: None = ..., **options: Unpack[Matmul]
 ) -> np.ndarray: ...
 
 
 @overload
-def matmul(
-    x: ArrayLike,
-    weight: Weight[Any],
-    *,
-    bias: MemoryLike | None = ...,
-    lora: Lora | None = ...,
-    out: Out,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
-) -> Out: ...
+def matmul(x: ArrayLike, weight: Weight[Any], *, out: Out, **options: Unpack[Matmul]) -> Out: ...
 
 
 def matmul(
@@ -236,19 +189,14 @@ def matmul(
 
     Returns `out`, or what was made. Raises what quantize raises; then `out` is as it was.
     """
-    return _run(x, weight, bias, lora, out, workspace, threads, stream)
+    threads, handle = _call.read_options(threads, stream)
+    problem = problem_of(weight, x, bias, out, handle, lora)
+    return _call.run(problem, threads, handle, workspace)
 
 
 @overload  # the first that fits is taken: tensors are ArrayLike, too
 def matmul_grad(  # type: ignore[overload-overlap]
-    grad_y: Array,
-    weight: Weight[Any],
-    *,
-    lora: Lora | None = ...,
-    out: None = ...,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    grad_y: Array, weight: Weight[Any], *, out: None = ..., **options: Unpack[MatmulGrad]
 ) -> Array: ...
 
 
@@ -257,24 +205,14 @@ def matmul_grad(
     grad_y: ArrayLike,
     weight: Weight[Any],
     *,
-    lora: Lora | None = ...,
     out: None = ...,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[MatmulGrad],
 ) -> np.ndarray: ...
 
 
 @overload
 def matmul_grad(
-    grad_y: ArrayLike,
-    weight: Weight[Any],
-    *,
-    lora: Lora | None = ...,
-    out: Out,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    grad_y: ArrayLike, weight: Weight[Any], *, out: Out, **options: Unpack[MatmulGrad]
 ) -> Out: ...
 
 
@@ -304,44 +242,6 @@ def matmul_grad(
     as it was.
     """
     require_codebook(weight)
-    return _run(grad_y, weight, None, lora, out, workspace, threads, stream, gradient=True)
-
-
-def _run(
-    x: ArrayLike,
-    weight: Weight[Any],
-    bias: MemoryLike | None,
-    lora: Lora | None,
-    out: MemoryLike | None,
-    workspace: MemoryLike | None,
-    threads: int,
-    stream: CudaStreamLike | None,
-    gradient: bool = False,
-) -> MemoryLike:
-    threads = _convert.integer("threads", threads, 32)
-    handle = None if stream is None else _call.stream_handle(stream)
-    prepared = prepare(weight)
-    if lora is not None:
-        require_codebook(weight, "adapters")
-    problem = problem_of(prepared, x, bias, out, handle, lora, gradient)
-    args, operands = problem.args, (prepared.argument, ctypes.byref(problem.args))
-    names = GRAD_NAMES if gradient else PRODUCT_NAMES
-    of_kind = prepared.functions
-    if problem.on_device:
-        rank = 0 if problem.lora is None else problem.lora.rank
-        needed = prepared.matmul_workspace(
-            args.dtype, args.m, args.x_stride, args.y_stride, rank, gradient
-        )
-        enqueued_on = _call.launch_stream(handle, threads, problem.torch)
-        space, nbytes = device_workspace(workspace, needed, problem.torch, handle)
-        launch = of_kind.matmul_grad_launch if gradient else of_kind.matmul_launch
-        status = launch(*operands, space.address, nbytes, enqueued_on)
-    else:
-        require_host_arguments(stream, workspace)
-        on_cpu = of_kind.matmul_grad_cpu if gradient else of_kind.matmul_cpu
-        status = on_cpu(*operands, threads)
-    check(status, names)
-    product = None if lora is None else lora.product
-    if out is not None or workspace is not None or product is not None:
-        _torch.tell_of_writes((out, workspace, product))
-    return problem.y
+    threads, handle = _call.read_options(threads, stream)
+    problem = problem_of(weight, grad_y, None, out, handle, lora, gradient=True)
+    return _call.run(problem, threads, handle, workspace)

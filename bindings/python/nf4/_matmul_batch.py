@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from nf4 import _abi, _call, _convert, _torch
-from nf4._load import Functions, check, functions
-from nf4._matmul import ARGS_SIZE, Problem, device_workspace, problem_of, require_host_arguments
-from nf4._prepared import PRODUCT_NAMES, Prepared, prepare
+from nf4 import _abi, _call, _convert
+from nf4._args import PRODUCT_NAMES, matmul_args
+from nf4._call import Problem
+from nf4._load import Functions, functions
+from nf4._matmul import problem_of
+from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, kind_of
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike
 from nf4.weight import Weight
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nf4._options import MatmulBatch
+
 
 def _listed(weights: Iterable[Weight[Any]]) -> list[Weight[Any]]:
     try:
-        listed = list(weights)
+        return list(weights)
     except TypeError:
         raise InvalidArgument(
             f"weights is {kind_of(weights)}; expected a list of QuantizedTensor or of Int4Tensor"
         ) from None
-    most = _abi.MATMUL_BATCH_MAX
-    if len(listed) > most:
-        raise InvalidArgument(f"weights has {len(listed)} elements; expected at most {most}")
-    return listed
 
 
 def _for_each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[Any]:
@@ -43,11 +47,11 @@ def _for_each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[A
 
 
 def _problems(arguments: Iterable[tuple[Any, Any, Any, Any]], stream: int | None) -> list[Problem]:
-    """Of (weight, x, bias, out) for each product, all of them in one place."""
+    """Reads (weight, x, bias, out) of each product. All products are in one place."""
     problems: list[Problem] = []
     try:
         for weight, x, bias, out in arguments:
-            problem = problem_of(prepare(weight), x, bias, out, stream)
+            problem = problem_of(weight, x, bias, out, stream)
             if problems and problem.on_device != problems[0].on_device:
                 ours, theirs = ("device", "host") if problem.on_device else ("host", "device")
                 raise InvalidArgument(f"in {ours} memory, but product 0 is in {theirs} memory")
@@ -70,19 +74,12 @@ def _functions(weights: Sequence[Weight[Any]]) -> Functions:
 
 
 def _batch(
-    weights: Iterable[Prepared], args: Sequence[_abi.MatmulArgs]
+    weights: Iterable[ctypes.c_void_p], args: Sequence[_abi.MatmulArgs]
 ) -> tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[_abi.MatmulArgs], int]:
     """The products as C takes them."""
     count = len(args)
-    descriptors = (ctypes.c_void_p * count)(*(weight.argument.value for weight in weights))
+    descriptors = (ctypes.c_void_p * count)(*(weight.value for weight in weights))
     return descriptors, (_abi.MatmulArgs * count)(*args), count
-
-
-def _batch_workspace(of_kind: Functions, batch: tuple[Any, Any, int]) -> int:
-    needed = ctypes.c_size_t()
-    status = of_kind.matmul_batch_workspace_size(*batch, ctypes.byref(needed))
-    check(status, PRODUCT_NAMES)
-    return needed.value
 
 
 def matmul_batch_workspace_bytes(weights: Iterable[Weight[Any]], m: int, dtype: DTypeLike) -> int:
@@ -98,13 +95,9 @@ def matmul_batch_workspace_bytes(weights: Iterable[Weight[Any]], m: int, dtype: 
     prepared = [prepare(each, f"weights[{i}]") for i, each in enumerate(weights)]
     if not prepared:
         return 0
-    args = [
-        _abi.MatmulArgs(
-            struct_size=ARGS_SIZE, dtype=number, m=rows, x_stride=weight.cols, y_stride=weight.rows
-        )
-        for weight in prepared
-    ]
-    return _batch_workspace(_functions(weights), _batch(prepared, args))
+    args = [matmul_args(each, number, rows, each.cols, each.rows) for each in prepared]
+    batch = _batch([each.argument for each in prepared], args)
+    return _call.workspace_bytes(_functions(weights).matmul_batch, batch, PRODUCT_NAMES)
 
 
 @overload
@@ -112,11 +105,8 @@ def matmul_batch(  # type: ignore[overload-overlap]
     x: Array | Sequence[Array],
     weights: Iterable[Weight[Any]],
     *,
-    bias: Sequence[MemoryLike | None] | None = ...,
     out: Sequence[Array | None] | None = ...,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[MatmulBatch],
 ) -> list[Array]: ...
 
 
@@ -125,11 +115,8 @@ def matmul_batch(
     x: ArrayLike | Sequence[ArrayLike],
     weights: Iterable[Weight[Any]],
     *,
-    bias: Sequence[MemoryLike | None] | None = ...,
     out: None = ...,
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[MatmulBatch],
 ) -> list[np.ndarray]: ...
 
 
@@ -138,11 +125,8 @@ def matmul_batch(
     x: ArrayLike | Sequence[ArrayLike],
     weights: Iterable[Weight[Any]],
     *,
-    bias: Sequence[MemoryLike | None] | None = ...,
     out: Sequence[MemoryLike | None],
-    workspace: MemoryLike | None = ...,
-    threads: int = ...,
-    stream: CudaStreamLike | None = ...,
+    **options: Unpack[MatmulBatch],
 ) -> list[MemoryLike]: ...
 
 
@@ -174,8 +158,7 @@ def matmul_batch(
     Returns a list of what matmul returns. Raises what quantize raises, and names the product,
     counted from 0; then every `out` is as it was, unless it is CudaError.
     """
-    threads = _convert.integer("threads", threads, 32)
-    handle = None if stream is None else _call.stream_handle(stream)
+    threads, handle = _call.read_options(threads, stream)
     weights = _listed(weights)
     count = len(weights)
     each_x = _for_each("x", x, count) if isinstance(x, (list, tuple)) else [x] * count
@@ -184,17 +167,17 @@ def matmul_batch(
     problems = _problems(arguments, handle)
     if not problems:
         return []
-    of_kind = _functions(weights)
-    batch = _batch([each.weight for each in problems], [each.args for each in problems])
-    if problems[0].on_device:
-        torch = next((each.torch for each in problems if each.torch is not None), None)
-        enqueued_on = _call.launch_stream(handle, threads, torch)
-        needed = _batch_workspace(of_kind, batch)
-        space, nbytes = device_workspace(workspace, needed, torch, handle)
-        status = of_kind.matmul_batch_launch(*batch, space.address, nbytes, enqueued_on)
-    else:
-        require_host_arguments(stream, workspace)
-        status = of_kind.matmul_batch_cpu(*batch, threads)
-    check(status, PRODUCT_NAMES)
-    _torch.tell_of_writes((*each_out, workspace))
-    return [each.y for each in problems]
+    operation = _functions(weights).matmul_batch
+    batch = _batch([each.arguments[0] for each in problems], [each.args for each in problems])
+    problem = Problem(
+        operation,
+        batch,
+        problems[0].on_device,
+        next((each.torch for each in problems if each.torch is not None), None),
+        [each.result for each in problems],
+        PRODUCT_NAMES,
+        functools.partial(_call.workspace_bytes, operation, batch, PRODUCT_NAMES),
+        tuple(each_out),
+        operands=problems,
+    )
+    return _call.run(problem, threads, handle, workspace)

@@ -61,6 +61,13 @@ class Operand(NamedTuple):
             raise InvalidArgument(f"{self.name} is read-only")
         return self
 
+    def require_float(self) -> str:
+        """Returns the dtype, if it is fp32, fp16 or bf16."""
+        dtype = self.dtype
+        if dtype is None or dtype not in _convert.DTYPES:
+            raise InvalidArgument(f"{self.name} is of {dtype}; expected fp32, fp16 or bf16")
+        return dtype
+
     def expect(self, dtype: str, elements: int) -> Operand:
         """Returns itself, if it is contiguous and of this dtype and number of elements."""
         name, shape = self.name, self.shape
@@ -280,3 +287,16 @@ def read(name: str, value: Any, device: _torch.Device | None = None) -> Operand:
     except (RuntimeError, BufferError, TypeError, KeyError, ValueError) as error:
         raise InvalidArgument(f"{name}: {type(error).__name__}: {error}") from error
     return _from_address(name, value)
+
+
+def read_array(
+    name: str, value: Any, device: _torch.Device | None = None, dimensions: int | None = None
+) -> Operand:
+    """`read` of a value that has a shape; of so many dimensions, if that is given."""
+    found = read(name, value, device)
+    if found.shape is None:
+        raise InvalidArgument(f"{name} is an address; expected an array, for its shape")
+    if dimensions is not None and len(found.shape) != dimensions:
+        expected = "one dimension" if dimensions == 1 else f"{dimensions} dimensions"
+        raise InvalidArgument(f"{name} is of shape {found.shape}; expected {expected}")
+    return found

@@ -8,11 +8,9 @@ from ctypes import Structure
 from typing import Any
 
 from nf4 import _abi, _convert, int4, tensor
+from nf4._args import SOME, grouped_args, matmul_args
 from nf4._load import library
-from nf4._prepared import matmul_args
 from nf4.typing import DTypeName
-
-SOME = 16  # an address that is not NULL, and aligned; it is not read
 
 # `fused_rows` asks for these numbers of rows of x.
 _ROWS = (4096, 1024, 256, 64, 16, 8, 4, 2, 1)
@@ -61,15 +59,8 @@ def grouped_is_dense(
     `gathers` says that there is an x_index."""
     experts, rows, cols = shape
     outputs, columns = (cols, rows) if gradient else (rows, cols)
-    args = _abi.GroupedArgs(
-        struct_size=ctypes.sizeof(_abi.GroupedArgs),
-        dtype=_convert.DTYPES[dtype],
-        experts=experts,
-        m=m,
-        x_stride=columns,
-        x_rows=x_rows,
-        y_stride=outputs,
-        x_index=SOME if gathers else None,
+    args = grouped_args(
+        _convert.DTYPES[dtype], experts, m, x_rows, columns, outputs, indexed=gathers
     )
     name = f"{_prefix(weight)}matmul_grouped_{'grad_' if gradient else ''}path"
     return _answers_dense(name, ctypes.byref(weight), ctypes.byref(args), device)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable
 from ctypes import Structure
 from typing import TYPE_CHECKING, Any
 
-from nf4 import _abi, _call, _convert
-from nf4._load import Functions, check, functions
+from nf4 import _call, _convert
+from nf4._args import GRAD_NAMES, PRODUCT_NAMES, matmul_args
+from nf4._load import Functions, functions
 from nf4._operand import Operand, locate, read
 from nf4.errors import InvalidArgument
 from nf4.typing import CudaStreamLike, DTypeLike
@@ -30,18 +31,6 @@ try:
 except ImportError:  # built without Python's headers
     _nf4_fast = None
 
-# The caller's names for arguments of a product that have others in C.
-PRODUCT_NAMES = {
-    "y": "out",
-    "m * x_stride": "rows * stride of x",
-    "m * y_stride": "rows * stride of out",
-}
-GRAD_NAMES = {
-    **PRODUCT_NAMES,
-    "x": "grad_y",
-    "m * x_stride": "rows * stride of grad_y",
-}
-
 
 class Prepared:
     """What is known of a weight. Nothing in it changes, so threads may share it.
@@ -51,13 +40,12 @@ class Prepared:
     torch             the device of torch where `packed` is a tensor, else None
     argument          the nf4_tensor or nf4_int4_tensor, as a pointer
     functions         of C for this kind of weight
-    fp32_rows         of x at most, in device memory
     in_place()        is the memory of each tensor where it was?
     launch(out, dtype, stream)
                       dequantizes; gives the status, or None where nothing was done and the
                       arguments have to be checked one by one
     matmul_workspace(dtype, m, x_stride, y_stride, rank=0, gradient=False)
-                      bytes of workspace that matmul_launch or matmul_grad_launch needs
+                      bytes of workspace that matmul or matmul_grad needs on a GPU
     """
 
     __slots__ = (
@@ -67,7 +55,6 @@ class Prepared:
         "cols",
         "dtype",
         "elements",
-        "fp32_rows",
         "functions",
         "in_place",
         "launch",
@@ -83,7 +70,6 @@ class Prepared:
         self.shape, self.dtype, self.elements = weight.shape, weight.dtype, weight.elements
         self._descriptor = weight.descriptor()
         self.functions = functions(weight.prefix)
-        self.fp32_rows = weight.fp32_rows
         # A c_void_p passes as it is; byref() would be converted in each call.
         self.argument = ctypes.c_void_p(ctypes.addressof(self._descriptor))
         self.rows, self.cols = self._descriptor.rows, self._descriptor.cols
@@ -112,7 +98,7 @@ class Prepared:
         if _nf4_fast is None or bool(tensors) != (self.torch is not None):
             return None
         device = self.located.on_device is not False
-        function = self.functions.dequant_launch if device else self.functions.dequant_cpu
+        function = self.functions.dequant.launch if device else self.functions.dequant.cpu
         try:
             return _nf4_fast.Weight(
                 self._descriptor,
@@ -152,29 +138,6 @@ def _no_launch(_out: object, _dtype: object, _stream: object) -> None:
     """Prepared.launch without the extension module."""
 
 
-def matmul_args(
-    descriptor: Structure, dtype: int, m: int, x_stride: int, y_stride: int, rank: int = 0
-) -> _abi.MatmulArgs:
-    """Returns the nf4_matmul_args of a product, with an adapter of `rank`, without its pointers."""
-    args = _abi.MatmulArgs(
-        struct_size=ctypes.sizeof(_abi.MatmulArgs),
-        dtype=dtype,
-        m=m,
-        x_stride=x_stride,
-        y_stride=y_stride,
-    )
-    if rank:
-        args.adapter = _abi.Lora(
-            struct_size=ctypes.sizeof(_abi.Lora),
-            dtype=dtype,
-            rank=rank,
-            a_stride=descriptor.cols,
-            b_stride=rank,
-        )  # lives as long as args
-        args.lora = ctypes.addressof(args.adapter)
-    return args
-
-
 def _matmul_workspace(
     functions: Functions,
     descriptor: Structure,
@@ -186,11 +149,10 @@ def _matmul_workspace(
     gradient: bool = False,
 ) -> int:
     args = matmul_args(descriptor, dtype, m, x_stride, y_stride, rank)
-    needed = ctypes.c_size_t()
-    references = [ctypes.byref(each) for each in (descriptor, args, needed)]
-    size_of = functions.matmul_grad_workspace_size if gradient else functions.matmul_workspace_size
-    check(size_of(*references), GRAD_NAMES if gradient else PRODUCT_NAMES)
-    return needed.value
+    arguments = ctypes.byref(descriptor), ctypes.byref(args)
+    if gradient:
+        return _call.workspace_bytes(functions.matmul_grad, arguments, GRAD_NAMES)
+    return _call.workspace_bytes(functions.matmul, arguments, PRODUCT_NAMES)
 
 
 def _read_parts(weight: Weight[Any]) -> list[Operand]:

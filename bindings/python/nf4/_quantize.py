@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from nf4 import _call, _convert, _torch
-from nf4._load import check, library
+from nf4 import _call, _convert
 from nf4._operand import Operand, on_device, read
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, shown
@@ -17,9 +16,15 @@ from nf4.tensor import QuantizedTensor, sizes
 from nf4.typing import Array, ArrayLike, CudaStreamLike, FormatName, MemoryLike
 from nf4.weight import Weight, no_weight
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nf4._options import Quantize
+
 Into = TypeVar("Into", bound=QuantizedTensor[Any])
 
-QUANTIZE_NAMES = {"in": "array"}  # the caller's names for arguments that have others in C
+# The caller's names for arguments that have others in C.
+QUANTIZE_NAMES = {"in": "array", "workspace_bytes": "the size of workspace in bytes"}
 _DEFAULT_LAYOUT = {"format": "nf4", "blocksize": 64, "nested_blocksize": 256}
 _WRITTEN = ("packed", "absmax", "nested_absmax", "nested_offset")
 
@@ -38,19 +43,12 @@ def part_maker(
     return lambda shape, dtype: np.empty(shape, _convert.NUMPY_DTYPES[dtype])
 
 
-def dense_dtype(source: Operand) -> str:
-    """The dtype of an array to quantize."""
-    if source.dtype not in _convert.DTYPES:
-        raise InvalidArgument(f"array is of {source.dtype}; expected fp32, fp16 or bf16")
-    return source.dtype
-
-
 def _new_weight(
     source: Operand, layout: dict[str, Any], stream: int | None
 ) -> QuantizedTensor[Any]:
     """An uninitialised weight where the source is."""
     torch, empty = source.torch, part_maker(source, stream, "a QuantizedTensor")
-    dtype = dense_dtype(source)
+    dtype = source.require_float()
     layout = _DEFAULT_LAYOUT | {key: value for key, value in layout.items() if value is not None}
     codebook = layout.pop("codebook", None)
     counts = sizes(source.shape, **layout)
@@ -95,47 +93,18 @@ def require_agreement(out: Weight[Any], given: dict[str, Any]) -> None:
 
 @overload  # the first that fits is taken: tensors are ArrayLike, too
 def quantize(  # type: ignore[overload-overlap]
-    array: Array,
-    *,
-    format: FormatName | None = ...,
-    blocksize: int | None = ...,
-    nested_blocksize: int | None = ...,
-    codebook: MemoryLike | None = ...,
-    threads: int = ...,
-    out: None = ...,
-    workspace: MemoryLike | None = ...,
-    stream: CudaStreamLike | None = ...,
+    array: Array, *, out: None = ..., **options: Unpack[Quantize]
 ) -> QuantizedTensor[Array]: ...
 
 
 @overload
 def quantize(
-    array: ArrayLike,
-    *,
-    format: FormatName | None = ...,
-    blocksize: int | None = ...,
-    nested_blocksize: int | None = ...,
-    codebook: MemoryLike | None = ...,
-    threads: int = ...,
-    out: None = ...,
-    workspace: MemoryLike | None = ...,
-    stream: CudaStreamLike | None = ...,
+    array: ArrayLike, *, out: None = ..., **options: Unpack[Quantize]
 ) -> QuantizedTensor[np.ndarray]: ...
 
 
 @overload
-def quantize(
-    array: MemoryLike,
-    *,
-    format: FormatName | None = ...,
-    blocksize: int | None = ...,
-    nested_blocksize: int | None = ...,
-    codebook: MemoryLike | None = ...,
-    threads: int = ...,
-    out: Into,
-    workspace: MemoryLike | None = ...,
-    stream: CudaStreamLike | None = ...,
-) -> Into: ...
+def quantize(array: MemoryLike, *, out: Into, **options: Unpack[Quantize]) -> Into: ...
 
 
 def quantize(
@@ -185,8 +154,7 @@ def quantize(
         "nested_blocksize": nested_blocksize,
         "codebook": codebook,
     }
-    threads = _convert.integer("threads", threads, 32)
-    handle = None if stream is None else _call.stream_handle(stream)
+    threads, handle = _call.read_options(threads, stream)
     if out is None:
         out = _new_weight(source, layout, handle)
     else:
@@ -197,18 +165,19 @@ def quantize(
     weight = prepare(out)
     written = [part.require_writable() for part in weight.parts if part.name in _WRITTEN]
     torch = source.torch or weight.torch
-    needed = out.sizes.workspace_bytes
     in_device_memory = on_device(source, weight.located)
-    space, nbytes = _call.workspace(workspace, needed, in_device_memory, torch, handle)
+    space, nbytes = _call.workspace(
+        workspace, lambda: out.sizes.workspace_bytes, in_device_memory, torch, handle
+    )
     on_device(source, weight.located, space)
     dtype = _convert.DTYPES[out.dtype]
-    arguments = source.address, dtype, weight.argument, space.address, nbytes
-    if in_device_memory:
-        enqueued_on = _call.launch_stream(handle, threads, torch)
-        status = library().nf4_quantize_launch(*arguments, enqueued_on)
-    else:
-        _call.require_no_stream(stream)
-        status = library().nf4_quantize_cpu(*arguments, threads)
-    check(status, QUANTIZE_NAMES)
-    _torch.tell_of_writes(part.owner for part in (*written, space))
-    return out
+    problem = _call.Problem(
+        weight.functions.quantize,
+        (source.address, dtype, weight.argument, space.address, nbytes),
+        in_device_memory,
+        torch,
+        out,
+        QUANTIZE_NAMES,
+        written=tuple(part.owner for part in (*written, space)),
+    )
+    return _call.run(problem, threads, handle)

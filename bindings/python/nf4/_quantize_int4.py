@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import numpy as np
 
-from nf4 import _call, _convert, _torch
-from nf4._load import check
+from nf4 import _call, _convert
 from nf4._operand import Operand, on_device, read
 from nf4._prepared import Prepared, prepare
-from nf4._quantize import QUANTIZE_NAMES, dense_dtype, part_maker, require_agreement
+from nf4._quantize import QUANTIZE_NAMES, part_maker, require_agreement
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.int4 import Int4Tensor, int4_shapes, scales_dtype_of, shape_of
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, Int4Layout, MemoryLike
 from nf4.weight import Packed, no_weight
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nf4._options import QuantizeInt4
 
 Into = TypeVar("Into", bound=Int4Tensor[Any])
 
 _DEFAULT_LAYOUT: dict[str, Any] = {"layout": "gptq", "group_size": 128}
 _KIND = "an Int4Tensor"
 _SORTED = ("packed", "permutation")  # what reorder writes
+# The caller's names for arguments that have others in C.
+_NAMES = QUANTIZE_NAMES | {name: f"{name} of out" for name in ("zeros", "g_idx", "permutation")}
+_REORDER_NAMES = {f"{name} of `to`": f"{name} of out" for name in (*_SORTED, "g_idx")}
 
 
 def _prepare(weight: Any, name: str) -> Prepared:
@@ -35,7 +42,7 @@ def _new_weight(
     source: Operand, given: dict[str, Any], symmetric: bool, stream: int | None
 ) -> Int4Tensor[Any]:
     """An uninitialised weight where the source is, with the shapes of a checkpoint."""
-    empty, dtype = part_maker(source, stream, _KIND), dense_dtype(source)
+    empty, dtype = part_maker(source, stream, _KIND), source.require_float()
     given = _DEFAULT_LAYOUT | {key: value for key, value in given.items() if value is not None}
     scales_dtype = given.setdefault("scales_dtype", "fp16" if dtype == "fp32" else dtype)
     _convert.int4_layout(given["layout"])
@@ -57,44 +64,18 @@ def _new_weight(
 
 @overload  # the first that fits is taken: tensors are ArrayLike, too
 def quantize_int4(  # type: ignore[overload-overlap]
-    array: Array,
-    *,
-    layout: Int4Layout | None = ...,
-    group_size: int | None = ...,
-    symmetric: bool = ...,
-    scales_dtype: DTypeLike | None = ...,
-    threads: int = ...,
-    out: None = ...,
-    stream: CudaStreamLike | None = ...,
+    array: Array, *, out: None = ..., **options: Unpack[QuantizeInt4]
 ) -> Int4Tensor[Array]: ...
 
 
 @overload
 def quantize_int4(
-    array: ArrayLike,
-    *,
-    layout: Int4Layout | None = ...,
-    group_size: int | None = ...,
-    symmetric: bool = ...,
-    scales_dtype: DTypeLike | None = ...,
-    threads: int = ...,
-    out: None = ...,
-    stream: CudaStreamLike | None = ...,
+    array: ArrayLike, *, out: None = ..., **options: Unpack[QuantizeInt4]
 ) -> Int4Tensor[np.ndarray]: ...
 
 
 @overload
-def quantize_int4(
-    array: MemoryLike,
-    *,
-    layout: Int4Layout | None = ...,
-    group_size: int | None = ...,
-    symmetric: bool = ...,
-    scales_dtype: DTypeLike | None = ...,
-    threads: int = ...,
-    out: Into,
-    stream: CudaStreamLike | None = ...,
-) -> Into: ...
+def quantize_int4(array: MemoryLike, *, out: Into, **options: Unpack[QuantizeInt4]) -> Into: ...
 
 
 def quantize_int4(
@@ -131,8 +112,7 @@ def quantize_int4(
         given["scales_dtype"] = scales_dtype_of(scales_dtype)
     if not isinstance(symmetric, (bool, np.bool_)):
         raise InvalidArgument(f"symmetric is {shown(symmetric)}; expected True or False")
-    threads = _convert.integer("threads", threads, 32)
-    handle = None if stream is None else _call.stream_handle(stream)
+    threads, handle = _call.read_options(threads, stream)
     if out is None:
         out = _new_weight(source, given, bool(symmetric), handle)
     if isinstance(out, Int4Tensor) and out.is_stack:
@@ -144,23 +124,18 @@ def quantize_int4(
         return out
     weight = _prepare(out, "out")
     require_agreement(out, given | {"shape": source.shape})
-    if out.zeros is None and not symmetric:
-        raise InvalidArgument("symmetric is False; expected True, as out has no zeros")
-    for name in ("g_idx", "permutation"):
-        if getattr(out, name) is not None:
-            raise InvalidArgument(f"out has {name}; expected one without")
     written = [part.require_writable() for part in weight.parts]
-    dtype = out.dtype if source.dtype is None else dense_dtype(source)
-    arguments = source.address, _convert.DTYPES[dtype], weight.argument, int(symmetric)
-    if on_device(source, weight.located):
-        enqueued_on = _call.launch_stream(handle, threads, source.torch or weight.torch)
-        status = weight.functions.quantize_launch(*arguments, enqueued_on)
-    else:
-        _call.require_no_stream(stream)
-        status = weight.functions.quantize_cpu(*arguments, threads)
-    check(status, QUANTIZE_NAMES)
-    _torch.tell_of_writes(part.owner for part in written)
-    return out
+    dtype = out.dtype if source.dtype is None else source.require_float()
+    problem = _call.Problem(
+        weight.functions.quantize,
+        (source.address, _convert.DTYPES[dtype], weight.argument, int(symmetric)),
+        on_device(source, weight.located),
+        source.torch or weight.torch,
+        out,
+        _NAMES,
+        written=tuple(part.owner for part in written),
+    )
+    return _call.run(problem, threads, handle)
 
 
 def _experts_of(array: MemoryLike, source: Operand, out: Int4Tensor[Any]) -> Iterable[Any]:
@@ -198,8 +173,7 @@ def reorder(
     if weight.g_idx is None or weight.permutation is not None:
         has = "no g_idx" if weight.g_idx is None else "a permutation"
         raise InvalidArgument(f"weight has {has}; expected g_idx alone")
-    threads = _convert.integer("threads", threads, 32)
-    handle = None if stream is None else _call.stream_handle(stream)
+    threads, handle = _call.read_options(threads, stream)
     if out is None:
         empty = part_maker(source.parts[0], handle, _KIND)
         packed = empty(weight.shapes.packed, "int32")
@@ -209,19 +183,16 @@ def reorder(
     require_agreement(
         out, {name: getattr(weight, name) for name in ("layout", "shape", "group_size", "dtype")}
     )
-    if out.g_idx is not None or out.permutation is None:
-        has = "no permutation" if out.permutation is None else "g_idx"
-        raise InvalidArgument(f"out has {has}; expected a permutation alone")
     if (out.zeros is None) != (weight.zeros is None):
         raise InvalidArgument("zeros are of one of out and weight; expected both or neither")
     written = [part.require_writable() for part in target.parts if part.name in _SORTED]
-    arguments = source.argument, target.argument
-    if on_device(source.located, target.located):
-        enqueued_on = _call.launch_stream(handle, threads, source.torch or target.torch)
-        status = source.functions.reorder_launch(*arguments, enqueued_on)
-    else:
-        _call.require_no_stream(stream)
-        status = source.functions.reorder_cpu(*arguments, threads)
-    check(status, {f"{name} of `to`": f"{name} of out" for name in _SORTED})
-    _torch.tell_of_writes(part.owner for part in written)
-    return out
+    problem = _call.Problem(
+        source.functions.reorder,
+        (source.argument, target.argument),
+        on_device(source.located, target.located),
+        source.torch or target.torch,
+        out,
+        _REORDER_NAMES,
+        written=tuple(part.owner for part in written),
+    )
+    return _call.run(problem, threads, handle)

@@ -79,8 +79,9 @@ def memory_of(
 def tell_of_writes(values: Iterable[object]) -> None:
     """Tells autograd that those of these that are tensors were written to. A backward pass that
     needs one as it was before then raises torch's RuntimeError."""
-    for tensor in filter(is_tensor, values):
-        if not tensor.is_inference():  # no backward pass uses one
+    for tensor in values:
+        # No backward pass uses a tensor of inference mode.
+        if tensor is not None and is_tensor(tensor) and not tensor.is_inference():
             sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 

@@ -124,7 +124,6 @@ class Int4Tensor(Weight[Packed]):
     """
 
     prefix = "nf4_int4_"
-    fp32_rows = -1
 
     layout: Int4Layout
     shape: tuple[int, ...]

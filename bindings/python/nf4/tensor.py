@@ -112,7 +112,6 @@ class QuantizedTensor(Weight[Packed]):
     """
 
     prefix = "nf4_"
-    fp32_rows = 16
 
     packed: Packed = field(repr=False)
     absmax: MemoryLike = field(repr=False)

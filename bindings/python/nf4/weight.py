@@ -34,8 +34,6 @@ class Weight(Generic[Packed]):
 
     # What the names of C's functions for this kind of weight begin with.
     prefix: ClassVar[str]
-    # The most rows of x in fp32 that a GPU multiplies with it; -1: it takes no fp32.
-    fp32_rows: ClassVar[int]
 
     def descriptor(self) -> Structure:
         """The struct of this weight as C takes it, without its pointers."""

@@ -5,7 +5,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import nf4
 import pytest
 from conftest import ROOT, compile_c
 from nf4 import _abi
@@ -143,8 +142,3 @@ def test_structs(layout):
             descriptor = getattr(struct, field)
             bound[f"{name}.{field}"] = (descriptor.offset, descriptor.size)
     assert bound == layout
-
-
-def test_the_rows_of_fp32_are_those_of_the_sources():
-    limit = re.search(r"kFp32RowsOfX = (\d+);", (ROOT / "lib" / "problem.hpp").read_text())
-    assert limit and nf4.QuantizedTensor.fp32_rows == int(limit[1])

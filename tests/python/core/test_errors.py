@@ -60,7 +60,10 @@ QUANTIZE = {
     "stream is 0; expected None for host memory": (SOURCE, {"stream": 0}),
     "threads is array([0, 0]); expected an integer": (SOURCE, {"threads": PAIR}),
     "workspace is of fp32; expected uint8": (SOURCE, {"workspace": np.zeros(99, np.float32)}),
-    "workspace has 7 bytes; expected 40 or more": (SOURCE, {"workspace": np.zeros(7, np.uint8)}),
+    "the size of workspace in bytes is 7; expected at least 40": (
+        SOURCE,
+        {"workspace": np.zeros(7, np.uint8)},
+    ),
     "workspace is in device memory": (SOURCE, {"workspace": CudaArray(4096, "uint8", 99)}),
 }
 

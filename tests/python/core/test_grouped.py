@@ -124,7 +124,9 @@ def test_gradient(dtype, nested_blocksize, rng):
 
 
 WRONG_GRADIENT = {
-    "grad_y is of shape .* expected .rows, 12.": {"grad_y": np.ones((TOKENS, COLS), np.float32)[0]},
+    "grad_y is of shape .*; expected 2 dimensions": {
+        "grad_y": np.ones((TOKENS, COLS), np.float32)[0]
+    },
     "grad_y is of int32": {"grad_y": np.ones((TOKENS, ROWS), np.int32)},
     "y_index is of int64": {"y_index": np.zeros(3, np.int64)},
     "out is of shape": {"out": np.zeros((TOKENS, ROWS), np.float32)},
@@ -192,8 +194,11 @@ def test_tensors_of_torch(rng):
 
 WRONG = {
     "weight is of shape": {"weight": nf4.quantize(np.ones((60, 64), np.float32))},
-    "weight is .* expected a QuantizedTensor or an Int4Tensor of": {"weight": np.ones(3)},
-    "x is of shape .* expected .rows, 64.": {"x": np.ones((2, 3, COLS), np.float32)},
+    "weight is of type numpy.ndarray; expected a QuantizedTensor or an Int4Tensor": {
+        "weight": np.ones(3)
+    },
+    "x is of shape .2, 3, 64.; expected 2 dimensions": {"x": np.ones((2, 3, COLS), np.float32)},
+    "x is of shape .7, 63.; expected .*, 64.": {"x": np.ones((TOKENS, COLS - 1), np.float32)},
     "x is of int32": {"x": np.ones((TOKENS, COLS), np.int32)},
     "x is an address": {"x": 4096},
     "ends is of int64": {"ends": np.zeros(EXPERTS, np.int64)},

@@ -119,7 +119,7 @@ FAULTS = {
     "lora.a is of shape (8, 159); expected (rank, 160)": lambda rng: {
         "lora": nf4.Lora(adapter(rng).a[:, 1:], adapter(rng).b)
     },
-    "lora.a is of shape (160,); expected two": lambda rng: {
+    "lora.a is of shape (160,); expected 2 dimensions": lambda rng: {
         "lora": nf4.Lora(adapter(rng).a[0], adapter(rng).b)
     },
     "lora.b is of shape (24, 7); expected (24, 8)": lambda rng: {

@@ -92,10 +92,6 @@ def test_the_size_of_a_workspace_is_asked_for_once(last, raw, workspace_needed):
 
 
 FAULTS = {
-    "x is of fp32; expected fp16 or bf16, or at most 16 rows of x, in device memory": {
-        "x": array(0, 17, COLS, dtype="fp32"),
-        "out": HIGH,
-    },
     "out is None; expected an array of device memory": {"out": None},
     "out is in host memory": {"out": np.zeros(ROWS, np.float16), "x": array(0, COLS, dtype="fp16")},
     "x is in host memory": {"x": np.zeros(COLS, np.float16), "out": HIGH},
@@ -121,6 +117,24 @@ def test_what_is_refused(last, message):
     with pytest.raises(nf4.InvalidArgument, match=message):
         nf4.matmul(arguments.pop("x"), weight, **arguments)
     assert last.count == 0
+
+
+def test_what_the_library_refuses_has_the_names_of_the_caller():
+    """It checks its arguments before it asks for a GPU."""
+    weight = nf4.QuantizedTensor(packed=HIGH, absmax=HIGH + (1 << 20), shape=(48, 128))
+    out, workspace = HIGH + (3 << 20), HIGH + (4 << 20)
+    x = array(2 << 20, 17, 128, dtype="fp32")
+    refused = r"the dtype of x is 1 \(fp32\) and m is 17; expected m of at most 16, or dtype 2"
+    with pytest.raises(nf4.InvalidArgument, match=f"^{refused}"):
+        nf4.matmul(x, weight, out=out, workspace=workspace)
+    with pytest.raises(nf4.InvalidArgument, match=f"^product 1: {refused}"):
+        few = array(2 << 20, 1, 128, dtype="fp32")
+        nf4.matmul_batch([few, x], [weight] * 2, out=[HIGH + (5 << 20), out], workspace=workspace)
+    x, small = array(2 << 20, 300, 128), array(4 << 20, 16, dtype="uint8")
+    with pytest.raises(
+        nf4.InvalidArgument, match="^the size of workspace in bytes is 16; expected"
+    ):
+        nf4.matmul(x, weight, out=out, workspace=small)
 
 
 @pytest.mark.parametrize("status, error", [(3, nf4.NoDevice), (5, nf4.CudaError), (77, nf4.Error)])

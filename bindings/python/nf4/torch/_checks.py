@@ -61,6 +61,16 @@ def require_finite(name: str, weight: Tensor) -> None:
         )
 
 
+def require_like(
+    name: str, tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """A tensor that is not None has this dtype and this shape."""
+    if tensor is not None and (tensor.dtype != dtype or tensor.shape != shape):
+        raise InvalidArgument(
+            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; expected {dtype} of {shape}"
+        )
+
+
 def require_device(device: torch.device, beside: str, tensors: Mapping[str, Tensor | None]) -> None:
     """Requires each tensor to be on this device, which is that of the tensor named `beside`."""
     for name, tensor in tensors.items():

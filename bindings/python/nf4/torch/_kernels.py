@@ -13,9 +13,8 @@ from torch import Tensor
 
 import nf4
 from nf4 import _torch
-from nf4.errors import InvalidArgument
 from nf4.torch import _fast, _paths
-from nf4.torch._checks import DTYPES, require_device, require_float
+from nf4.torch._checks import DTYPES, require_device, require_float, require_like
 from nf4.torch._schemas import Parts, require_operands
 from nf4.torch._weight import WeightParts
 
@@ -206,10 +205,7 @@ def dequantize(weight: Parts, dtype: torch.dtype, out: Tensor | None = None) -> 
         out = torch.empty(*shape, dtype=dtype, device=weight.packed.device)
         _dequantize_to(out, weight)
         return out
-    if tuple(out.shape) != shape or out.dtype != dtype:
-        raise InvalidArgument(
-            f"out is {out.dtype} of shape {tuple(out.shape)}; expected {dtype} of {shape}"
-        )
+    require_like("out", out, dtype, shape)
     _dequantize_to(out, weight)
     _torch.tell_of_writes([out])
     return out

@@ -24,7 +24,7 @@ from torch import Tensor
 import nf4
 from nf4.errors import InvalidArgument
 from nf4.torch import _fast, _paths, _private, _schemas
-from nf4.torch._checks import require_device, require_float
+from nf4.torch._checks import require_device, require_float, require_like
 from nf4.torch._grouped_dense import Stack, dense_linear, dense_products, experts_of, sums_by
 from nf4.torch._int4_weight import Int4Parts, Int4Stack
 from nf4.torch._operators import AUTOCAST, cast, impl, require_frozen
@@ -80,11 +80,7 @@ def _require_operands(
     require_float(name, x.dtype)
     if x.dim() != 2 or x.shape[1] != columns:
         raise InvalidArgument(f"{name} is of shape {tuple(x.shape)}; expected [rows, {columns}]")
-    if ends.dtype != torch.int32 or ends.shape != (experts,):
-        raise InvalidArgument(
-            f"ends is {ends.dtype} of shape {tuple(ends.shape)}; expected torch.int32 of "
-            f"({experts},)"
-        )
+    require_like("ends", ends, torch.int32, (experts,))
     if x_index is not None and (x_index.dtype != torch.int32 or x_index.dim() != 1):
         raise InvalidArgument(
             f"x_index is {x_index.dtype} of shape {tuple(x_index.shape)}; expected torch.int32 of "
@@ -123,11 +119,7 @@ def _general_linear(
     _require_operands("x", x, cols, ends, x_index, weight)
     if bias is not None:
         require_device(x.device, "x", {"bias": bias})
-        if bias.dtype != x.dtype or bias.shape != (experts, rows):
-            raise InvalidArgument(
-                f"bias is {bias.dtype} of shape {tuple(bias.shape)}; expected {x.dtype} of "
-                f"({experts}, {rows})"
-            )
+        require_like("bias", bias, x.dtype, (experts, rows))
     if x.is_cuda and _paths.grouped_prefers_dense(x, x_index, weight, gradient=False):
         return dense_linear(x, ends, x_index, bias, weight)
     quantized = None if made is None else made(weight)

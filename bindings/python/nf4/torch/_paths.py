@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nf4 import _abi, _paths, _torch, int4, tensor
+from nf4._args import SOME
 from nf4.torch._int4_weight import Int4Parts, Int4Stack
 from nf4.torch._weight import WeightParts
 
@@ -36,7 +37,7 @@ def _descriptor(kind: type, spec: Any, given: tuple[bool, ...]) -> Structure:
         made = int4.descriptor(spec.layout, shape, spec.group_size, "fp16", given[0])
         names = ("zeros", "g_idx", "permutation")
     for name, there in zip(names, given, strict=True):
-        setattr(made, name, _paths.SOME if there else None)
+        setattr(made, name, SOME if there else None)
     return made
 
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from nf4.errors import InvalidArgument
 from nf4.int4 import int4_shapes, shape_of
 from nf4.tensor import sizes
-from nf4.torch._checks import require_device, require_float
+from nf4.torch._checks import require_device, require_float, require_like
 from nf4.torch._int4_weight import Int4Parts
 from nf4.torch._weight import WeightParts
 
@@ -149,10 +149,7 @@ def require_operands(x: Tensor, bias: Tensor | None, weight: Parts) -> None:
     require_float("x", x.dtype)
     if x.dim() == 0 or x.shape[-1] != cols:
         raise InvalidArgument(f"x is of shape {tuple(x.shape)}; expected [..., {cols}]")
-    if bias is not None and (bias.dtype != x.dtype or bias.shape != (rows,)):
-        raise InvalidArgument(
-            f"bias is {bias.dtype} of shape {tuple(bias.shape)}; expected {x.dtype} of ({rows},)"
-        )
+    require_like("bias", bias, x.dtype, (rows,))
     require_device(x.device, "x", {"bias": bias, **weight.named()})
 
 

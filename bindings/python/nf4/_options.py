@@ -1,0 +1,67 @@
+"""The keyword arguments that the overloads of an operation share, for type checkers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from nf4._lora import Lora
+from nf4.typing import (
+    ArrayLike,
+    CudaStreamLike,
+    DTypeLike,
+    FormatName,
+    Int4Layout,
+    MemoryLike,
+)
+
+
+class Run(TypedDict, total=False):
+    threads: int
+    stream: CudaStreamLike | None
+
+
+class Product(Run, total=False):
+    workspace: MemoryLike | None
+
+
+class Matmul(Product, total=False):
+    bias: MemoryLike | None
+    lora: Lora | None
+
+
+class MatmulGrad(Product, total=False):
+    lora: Lora | None
+
+
+class MatmulBatch(Product, total=False):
+    bias: Sequence[MemoryLike | None] | None
+
+
+class Grouped(Product, total=False):
+    x_index: ArrayLike | None
+    bias: MemoryLike | None
+    row_scale: MemoryLike | None
+
+
+class GroupedGrad(Product, total=False):
+    y_index: ArrayLike | None
+    row_scale: MemoryLike | None
+
+
+class LoraGrad(Run, total=False):
+    dtype: DTypeLike | None
+
+
+class Quantize(Product, total=False):
+    format: FormatName | None
+    blocksize: int | None
+    nested_blocksize: int | None
+    codebook: MemoryLike | None
+
+
+class QuantizeInt4(Run, total=False):
+    layout: Int4Layout | None
+    group_size: int | None
+    symmetric: bool
+    scales_dtype: DTypeLike | None
