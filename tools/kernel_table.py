@@ -226,10 +226,14 @@ def complaints(kernels: list[Kernel], table: Path | None) -> list[str]:
     return found
 
 
-def write(kernels: list[Kernel], library: Path, table: Path) -> None:
+def require_whole(kernels: list[Kernel], library: Path) -> None:
     """Raises sass.Failure for a library without every architecture."""
     if archs := missing(kernels):
         raise sass.Failure(f"{library} has no code for {', '.join(sorted(archs))}")
+
+
+def write(kernels: list[Kernel], library: Path, table: Path) -> None:
+    require_whole(kernels, library)
     made = table_of(kernels, build_info(library)["cuda"])
     table.write_text(json.dumps(made, indent=1) + "\n")
 
@@ -273,7 +277,10 @@ def main() -> int:
         kernels = kernels_of(arguments.library)
         wrong = complaints(kernels, None if arguments.accept else TABLE)
         if arguments.same_as:
-            wrong += grown(kernels_of(arguments.same_as), kernels)
+            before = kernels_of(arguments.same_as)
+            require_whole(before, arguments.same_as)
+            require_whole(kernels, arguments.library)
+            wrong += grown(before, kernels)
             if not wrong:
                 keep(TABLE)
         if (arguments.write or arguments.accept) and not wrong:

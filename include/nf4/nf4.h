@@ -287,7 +287,8 @@ typedef struct nf4_lora {
  * from one row to the next, in elements. */
 typedef struct nf4_matmul_args {
   size_t struct_size;         /* sizeof(nf4_matmul_args), or 64: without lora */
-  nf4_dtype dtype;            /* of x, bias and y; on a GPU, fp32 needs m <= 16 and an nf4_tensor */
+  nf4_dtype dtype;            /* of x, bias and y; on a GPU, fp32 needs an nf4_tensor and, but
+                                 in nf4_matmul_grad_launch, m <= 16 */
   int32_t reserved;           /* 0 */
   int64_t m;                  /* >= 0 */
   const void *x;
@@ -592,8 +593,8 @@ typedef struct nf4_int4_tensor {
   nf4_int4_layout layout;
   nf4_dtype scales_dtype;     /* fp16 or bf16 */
   int32_t group_size;         /* columns: a multiple of 8 that divides cols; -1: all */
-  int32_t zero_offset;        /* 1 for GPTQ v1 (checkpoint_format gptq), which stores words of
-                                 zeros less 0x11111111; else 0 */
+  int32_t zero_offset;        /* 1 for GPTQ v1 (checkpoint_format gptq), which stores each
+                                 word of zeros minus 0x11111111; else 0 */
   int64_t rows;               /* >= 0; rows * cols <= 2^60 */
   int64_t cols;               /* >= 0 */
   void *packed;               /* words, 4-byte aligned */

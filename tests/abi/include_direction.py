@@ -59,7 +59,7 @@ MAY_INCLUDE = {
     | {"cuda/dequant", "cuda/matmul", "cuda/matmul/mma", "cuda/matmul_grouped"},
     "cuda/info.cpp": _OPERATION
     | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/lora"}
-    | {"cuda/matmul", "cuda/matmul_grad", "cuda/matmul_grouped"},
+    | {"cuda/matmul", "cuda/matmul_grouped"},
     "api": {"api", "cpu/backend.hpp", "cuda", "core", "shared", "header"},
 }
 # What is compiled for one instruction set: a function that it shared with other files might be

@@ -30,7 +30,7 @@ MatmulCase plain_case(Rng &rng, nf4_dtype dtype, const MatmulShape &shape, XKind
   return test;
 }
 
-// Ordinary integer weights: asymmetric, of each layout in turn.
+// Ordinary integer weights: asymmetric, of a layout at random.
 Int4MatmulCase plain_int4_case(Rng &rng, nf4_dtype dtype, const MatmulShape &shape, XKind x) {
   const Int4Class kind{rng.pick(kInt4Layouts), NF4_DTYPE_FP16, true, 0};
   return random_int4_matmul_case(rng, kind, {shape.rows, shape.cols, 32}, dtype, shape.m, x, true);
@@ -113,7 +113,7 @@ TEST_CASE("errors cancel in a row of x that has a mean, too", "[matmul][accuracy
 TEMPLATE_TEST_CASE("a row of x that is not finite affects no other", "[matmul]", HostWeight,
                    HostInt4Weight) {
   using Case = MatmulCaseOf<TestType>;
-  constexpr int64_t kRows = 40;
+  constexpr int64_t kRows = std::is_same_v<TestType, HostWeight> ? 37 : 40;
   Rng rng(0x6000000);
   for (const nf4_dtype dtype : kDtypes)
     for (const int64_t m : {2, 4, 7, 40}) {
@@ -217,8 +217,9 @@ TEMPLATE_TEST_CASE("the caller's floating-point environment changes no bit of a 
                    HostWeight, HostInt4Weight) {
   constexpr unsigned kFlushAndRoundDown = 0x8040 | 0x2000;
   Rng rng(0x9000000);
+  constexpr int64_t kRows = std::is_same_v<TestType, HostWeight> ? 700 : 704;
   for (const nf4_dtype dtype : kDtypes) {
-    const auto test = plain_case_of<TestType>(rng, dtype, {704, 2048, 2}, XKind::kOutliers);
+    const auto test = plain_case_of<TestType>(rng, dtype, {kRows, 2048, 2}, XKind::kOutliers);
     for (const cpu::Variant *variant : supported_variants()) {
       INFO("variant " << variant->name);
       const ForcedVariant forced(*variant);

@@ -73,6 +73,40 @@ TEST_CASE("CTAs of the gradient's stream-K kernels, and beside an adapter's prod
   CHECK(gpu.resident_clusters[4] == 29);
 }
 
+TEST_CASE("a gradient loads wgmma kernels only where one may be chosen", "[matmul]") {
+  cuda::GpuFacts gpu{};
+  gpu.multiprocessors = 132;
+  gpu.wgmma = gpu.tensor_cores = gpu.tensor_maps = true;
+  gpu.shared_bytes = 227 << 10;
+  MatmulProblem problem{};
+  problem.gradient = true;
+  problem.dtype = NF4_DTYPE_BF16;
+  problem.weight.rows = problem.weight.cols = 4096;
+  problem.weight.elements = 4096 * 4096;
+  problem.weight.blocksize_log2 = 6;
+  problem.weight.blocks = problem.weight.elements / 64;
+  problem.x_stride = problem.y_stride = 4096;
+  const auto check = [&](int64_t m, const char *prefix, int expected_loads) {
+    problem.m = m;
+    int loads = 0;
+    const auto load = [&](cuda::GpuFacts &) {
+      ++loads;
+      return 0;
+    };
+    const cuda::GradProblem grad = cuda::transposed(problem);
+    cuda::MatmulChoice choice{};
+    REQUIRE(cuda::choose_config(grad, gpu, cuda::cost_model(grad.weight), load, choice) == 0);
+    INFO("m " << m << ": " << cuda::kMatmulConfigs[choice.config].name);
+    CHECK(std::string_view(cuda::kMatmulConfigs[choice.config].name).rfind(prefix, 0) == 0);
+    CHECK(loads == expected_loads);
+  };
+  check(1, "skinny_8", 0);
+  check(8, "skinny_8", 0);
+  check(9, "skinny_16", 0);
+  check(16, "skinny_16", 0);
+  check(17, "wgmma_", 1);
+}
+
 TEST_CASE("a plan is late by CTAs that start late, if they have as many tiles as any", "[matmul]") {
   const auto delay = [](int64_t tiles, int64_t stream_k_tiles, int cluster_size = 1) {
     cuda::WgmmaPlan plan{};

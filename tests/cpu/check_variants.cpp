@@ -23,7 +23,7 @@ namespace {
 // Shapes per dtype, blocksize, flat or nested, and format.
 constexpr int kShapes = 200;
 constexpr int kInt4Shapes = 40;  // per class
-constexpr int kInt4Threads[] = {1, 1, 2, 7, 300};
+constexpr int kThreads[] = {1, 1, 2, 7, 300};
 
 // Calls check(rng, stream, kind, codebook) kShapes times for every case class and format, and for
 // the callers' codebooks.
@@ -62,27 +62,28 @@ void check_dequant(const Host &host, nf4_dtype dtype, Rng &rng, int threads) {
   for (int part = 0; part < Host::kParts; ++part) REQUIRE(weight.unchanged(part));
 }
 
-// quantize(tensor, in) is to leave the bytes of the reference in a weight between guard pages, and
-// its input as it was.
+// quantize(tensor, in, threads) is to leave the bytes of the reference in a weight between guard
+// pages, and its input as it was.
 template <class Host, class Quantize>
 void check_quantize(const Host &host, nf4_dtype dtype, const std::vector<uint8_t> &input, Rng &rng,
                     const Quantize &quantize) {
-  const auto run = [&](const cpu::Variant &variant, PlacedWeightOf<Host> &weight) {
+  const auto run = [&](const cpu::Variant &variant, PlacedWeightOf<Host> &weight, int threads) {
     const ForcedVariant forced(variant);
     const GuardedBuffer in = random_buffer(rng, input.size(), dtype_bytes(dtype));
     std::copy(input.begin(), input.end(), in.data());
     weight.reset();
-    REQUIRE(quantize(weight.tensor(), in.data()) == NF4_STATUS_OK);
+    REQUIRE(quantize(weight.tensor(), in.data(), threads) == NF4_STATUS_OK);
     REQUIRE(in.surroundings_intact());
     REQUIRE(weight.surroundings_intact());
     REQUIRE(std::equal(input.begin(), input.end(), in.data()));
   };
   PlacedWeightOf<Host> expected(rng, host);
-  run(scalar_variant(), expected);
+  run(scalar_variant(), expected, 1);
   for (const cpu::Variant *variant : supported_variants()) {
-    INFO("variant " << variant->name << ", dtype " << dtype);
+    const int threads = rng.pick(kThreads);
+    INFO("variant " << variant->name << ", threads " << threads << ", dtype " << dtype);
     PlacedWeightOf<Host> got(rng, host);
-    run(*variant, got);
+    run(*variant, got, threads);
     // What quantize does not write is the same, too.
     for (int part = 0; part < Host::kParts; ++part) {
       if (!host.has(part)) continue;
@@ -94,21 +95,21 @@ void check_quantize(const Host &host, nf4_dtype dtype, const std::vector<uint8_t
 }
 
 void check_quantize(const QuantizeCase &test, Rng &rng) {
-  check_quantize(test.weight, test.dtype, test.in, rng, [&](const nf4_tensor &weight, void *in) {
-    const GuardedBuffer workspace = random_buffer(rng, test.workspace_bytes, 16);
-    const nf4_status status =
-        nf4_quantize_cpu(in, test.dtype, &weight, workspace.data(), test.workspace_bytes, 1);
-    REQUIRE(workspace.surroundings_intact());
-    return status;
-  });
+  check_quantize(test.weight, test.dtype, test.in, rng,
+                 [&](const nf4_tensor &weight, void *in, int threads) {
+                   const GuardedBuffer workspace = random_buffer(rng, test.workspace_bytes, 16);
+                   const nf4_status status = nf4_quantize_cpu(
+                       in, test.dtype, &weight, workspace.data(), test.workspace_bytes, threads);
+                   REQUIRE(workspace.surroundings_intact());
+                   return status;
+                 });
 }
 
 void check_int4_quantize(const HostInt4Weight &host, bool symmetric, Rng &rng) {
   const nf4_dtype dtype = rng.pick(kDtypes);
   check_quantize(host, dtype, random_int4_input(rng, dtype, host), rng,
-                 [&](const nf4_int4_tensor &weight, void *in) {
-                   return nf4_int4_quantize_cpu(in, dtype, &weight, symmetric,
-                                                rng.pick(kInt4Threads));
+                 [&](const nf4_int4_tensor &weight, void *in, int threads) {
+                   return nf4_int4_quantize_cpu(in, dtype, &weight, symmetric, threads);
                  });
 }
 
@@ -220,7 +221,7 @@ TEST_CASE("every variant dequantizes integer weights to the bits of the referenc
         const HostInt4Weight weight =
             random_int4_weight(rng, kind, random_int4_shape(rng, kind.layout));
         INFO(describe(weight, stream));
-        check_dequant(weight, rng.pick(kDtypes), rng, rng.pick(kInt4Threads));
+        check_dequant(weight, rng.pick(kDtypes), rng, rng.pick(kThreads));
       }
 }
 

@@ -41,13 +41,13 @@ bool skinny_can_run(const GradProblem &problem, const GpuFacts &gpu, int config)
          gpu.shared_bytes >= grad_strip_smem(max_m).bytes;
 }
 
-// A skinny kernel that can run is always faster than the wgmma kernels.
+// Not asked for: skinny16_always_wins().
 double skinny16_cycles(const TransposedWeight &, const GpuFacts &, const CostModel &) { return 0; }
 
 bool takes_skinny2_for_long_rows(const TransposedWeight &, const GpuFacts &) { return false; }
 
 // Stored rows of tensor maps are multiples of 16 bytes, and 64 rows of W^T share scales, of which
-// all have 31 bits. The codebook is as above.
+// all have 31 bits. Only the formats' own codebooks are decoded.
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config) {
   if (problem.dtype == NF4_DTYPE_FP32) return false;
   const Weight &weight = problem.weight;

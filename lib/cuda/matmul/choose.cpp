@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "cuda/matmul/args.hpp"
-#include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
 namespace nf4::cuda {

@@ -54,9 +54,6 @@ bool skinny_tiles_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu,
 bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
-// The part of that which all kinds have in common.
-template <class W>
-bool wgmma_sizes_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config);
 
 // The estimated cycles of kSkinny16; wgmma is chosen only below skinny16_margin times them.
 double skinny16_cycles(const Weight &weight, const GpuFacts &gpu, const CostModel &model);
@@ -68,7 +65,16 @@ bool takes_skinny2_for_long_rows(const Weight &weight, const GpuFacts &gpu);
 bool takes_skinny2_for_long_rows(const TransposedWeight &weight, const GpuFacts &gpu);
 bool takes_skinny2_for_long_rows(const Int4Weight &weight, const GpuFacts &gpu);
 
+// Whether kSkinny16 is always faster than the wgmma kernels, so that these need not be loaded.
+constexpr bool skinny16_always_wins(const Weight &) { return false; }
+constexpr bool skinny16_always_wins(const TransposedWeight &) { return true; }
+constexpr bool skinny16_always_wins(const Int4Weight &) { return false; }
+
 // ---- The choice ----------------------------------------------------------------------------
+
+// Returns whether the sizes suit the wgmma kernels of any kind.
+template <class W>
+bool wgmma_sizes_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config);
 
 template <class W>
 bool wgmma_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
@@ -111,6 +117,7 @@ auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostM
   using Error = decltype(load(gpu));
   choice.config = choose_skinny(problem, gpu, model);
   if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8 ||
+      (choice.config == kSkinny16 && skinny16_always_wins(problem.weight)) ||
       problem.dtype == NF4_DTYPE_FP32)
     return Error{};
   if (const Error error = load(gpu)) return error;

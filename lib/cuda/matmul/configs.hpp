@@ -120,7 +120,6 @@ constexpr int kSkinnyCount = kSkinny16 - kFirstSkinny + 1;
 // configurations are compiled for Hopper alone, and end with those of stream-K.
 constexpr int kFirstWgmma = first_config(is_wgmma);
 constexpr int kFirstStreamK = first_config(is_stream_k);
-constexpr int kFamilyConfigCount = kFirstWgmma;
 
 constexpr bool configs_in_order() {
   for (int i = 0; i < kMatmulConfigCount; ++i)

@@ -71,7 +71,7 @@ constexpr const char *launching(const Weight &) { return "launching matmul"; }
 constexpr const char *launching(const TransposedWeight &) { return "launching matmul_grad"; }
 constexpr const char *launching(const Int4Weight &) { return "launching int4_matmul"; }
 
-// ---- Answered in lib/cuda/kinds -----------------------------------------------------------
+// ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
 
 // Enqueues a mma or skinny kernel. The target's device is current.
 cudaError_t run_mma(const MatmulTarget &target, const MatmulProblem &problem,
@@ -91,7 +91,7 @@ const void *batch_kernel_for(const GpuFamily &family, const MatmulProblem &probl
 cudaError_t run_skinny_batch(const MatmulTarget &target, const MatmulArgs *args, int count,
                              const MatmulProblem &first, int config);
 
-// Loads the kernels of every family's table on the device, which is current.
+// Loads the family's kernels for the kind of weight on the device, which is current.
 cudaError_t load_family_kernels(const GpuFamily &family, const Device &device, const Weight &);
 cudaError_t load_family_kernels(const GpuFamily &family, const Device &device,
                                 const TransposedWeight &);

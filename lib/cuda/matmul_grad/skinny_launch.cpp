@@ -1,7 +1,6 @@
 #include "cuda/matmul_grad/skinny_launch.hpp"
 
 #include <iterator>
-#include <limits>
 #include <utility>
 
 #include "cuda/matmul/skinny/strip_plan.hpp"

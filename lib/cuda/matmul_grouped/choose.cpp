@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 
-#include "core/int4.hpp"
-#include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
 namespace nf4::cuda {

@@ -63,11 +63,6 @@ struct ExpertsCosts {
 int64_t gathered_bytes(const GroupedProblem &problem);
 int64_t gathered_bytes(const GroupedGradProblem &problem);
 int64_t gathered_bytes(const Int4GroupedProblem &problem);
-// The same, where kernels that need no copy are faster with up to `few` mean rows of an expert, and
-// the wgmma kernels take rows of x that are multiples of `whole`.
-template <class W>
-int64_t gathered_bytes(const GroupedProblemOf<W> &problem, int64_t few, int whole);
-
 bool skinny_can_run_experts(const GroupedProblem &problem, const GpuFacts &gpu, int config);
 bool skinny_can_run_experts(const GroupedGradProblem &problem, const GpuFacts &gpu, int config);
 bool skinny_can_run_experts(const Int4GroupedProblem &problem, const GpuFacts &gpu, int config);
@@ -82,6 +77,11 @@ ExpertsCosts experts_costs(const TransposedWeight &weight);
 ExpertsCosts experts_costs(const Int4Weight &weight);
 
 // ---- The choice ----------------------------------------------------------------------------
+
+// Returns the bytes of gathered x, where kernels that need no copy are faster with up to `few` mean
+// rows of an expert, and the wgmma kernels take x only if its columns are a multiple of `whole`.
+template <class W>
+int64_t gathered_bytes(const GroupedProblemOf<W> &problem, int64_t few, int whole);
 
 // Returns whether a configuration can run the problem, for each kind of weight.
 template <class W>

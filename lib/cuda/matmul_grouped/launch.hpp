@@ -32,8 +32,6 @@ Groups groups_of(const GroupedProblemOf<W> &problem) {
 template <class W>
 constexpr bool kHasGroupedSkinny = has_experts_kernel(kind_of(W{}), kSkinny2);
 
-// ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
-
 // Names the operation in error messages.
 constexpr const char *launching_experts(const Weight &) { return "launching matmul_grouped"; }
 constexpr const char *launching_experts(const TransposedWeight &) {
@@ -42,6 +40,8 @@ constexpr const char *launching_experts(const TransposedWeight &) {
 constexpr const char *launching_experts(const Int4Weight &) {
   return "launching int4_matmul_grouped";
 }
+
+// ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
 
 // Returns the mma kernel of a family.
 const void *experts_mma_kernel(const GroupedKernels &kernels, const GroupedProblem &problem);

@@ -3,7 +3,6 @@
 #include "cuda/matmul_grouped/matmul_grouped.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <type_traits>
 
 #include "cuda/backend.hpp"

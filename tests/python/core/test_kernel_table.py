@@ -134,7 +134,7 @@ def test_the_table_is_kept_where_no_kernel_takes_more(
 ) -> None:
     table = tmp_path / "kernels.json"
     (tmp_path / "lib" / "cuda").mkdir(parents=True)
-    (tmp_path / "lib" / "cuda" / "meson.build").write_text("'archs': ['75', '90'], 'ptx': '75'")
+    (tmp_path / "lib" / "cuda" / "meson.build").write_text("'archs': ['75'], 'ptx': '75'")
     before = [Kernel("75", "k", 32, 8, 0, 1024), Kernel("75", "l", 64, 9, 8, 0)]
     builds = {Path("before.so"): before}
     monkeypatch.setattr(kernel_table, "ROOT", tmp_path)
@@ -158,6 +158,9 @@ def test_the_table_is_kept_where_no_kernel_takes_more(
         sources = kernel_table.source_hash(tmp_path, kernel_table.SOURCES)
         expected = old if why else old | {"sources": sources}
         assert json.loads(table.read_text()) == expected
+    (tmp_path / "lib" / "cuda" / "meson.build").write_text("'archs': ['75', '90'], 'ptx': '75'")
+    assert kernel_table.main() == 2
+    assert "has no code for 90" in capsys.readouterr().err
 
 
 def test_a_machine_without_its_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

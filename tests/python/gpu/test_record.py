@@ -177,7 +177,7 @@ def test_comments_of_the_checkout_are_left_out_and_all_else_is_kept() -> None:
 
 def test_figures_are_stale_where_their_own_code_changes(tmp_path: Path) -> None:
     files = {
-        "matmul": "lib/cuda/matmul/matmul.cpp",
+        "matmul": "lib/cuda/matmul/product.cpp",
         "bench": "lib/cuda/dequant/dequant.cpp",
         "call": "bindings/python/nf4/matmul.py",
     }
