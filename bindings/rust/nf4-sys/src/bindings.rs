@@ -215,7 +215,8 @@ const _: () = {
 pub struct nf4_matmul_args {
     /// sizeof(nf4_matmul_args), or 64: without lora
     pub struct_size: usize,
-    /// of x, bias and y; on a GPU, fp32 needs m <= 16 and an nf4_tensor
+    /** of x, bias and y; on a GPU, fp32 needs an nf4_tensor and, but
+in nf4_matmul_grad_launch, m <= 16*/
     pub dtype: nf4_dtype,
     /// 0
     pub reserved: i32,
@@ -506,8 +507,8 @@ pub struct nf4_int4_tensor {
     pub scales_dtype: nf4_dtype,
     /// columns: a multiple of 8 that divides cols; -1: all
     pub group_size: i32,
-    /** 1 for GPTQ v1 (checkpoint_format gptq), which stores words of
-zeros less 0x11111111; else 0*/
+    /** 1 for GPTQ v1 (checkpoint_format gptq), which stores each
+word of zeros minus 0x11111111; else 0*/
     pub zero_offset: i32,
     /// >= 0; rows * cols <= 2^60
     pub rows: i64,
