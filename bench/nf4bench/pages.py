@@ -137,7 +137,7 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
         "nothing else. Dense is torch.nn.Linear (cuBLAS) in bf16, and grouped_mm for experts. "
         "Humming is a library of W4A16 kernels (4-bit weights, 16-bit activations). The last three "
         "columns are the other library's time divided by libnf4's; above 1x, libnf4 is faster. "
-        "Quantize is timed in eager calls.",
+        "For quantize that ratio is of eager calls, since a graph cannot capture bitsandbytes'.",
         README.markdown(found),
         " ".join(last),
     ])  # fmt: skip
