@@ -3,9 +3,47 @@
 //! The operations of this crate launch on them: `on` is a [`Stream`], or a [`Launch`] with a workspace.
 //! They return when the work is enqueued, not when it is done. With the feature `cudarc`, the module
 //! `cuda` has the buffers of that crate, which need no unsafe code.
+//!
+//! # Safety
+//! The launches are safe functions, so the unsafe constructors carry all of the obligations. Whoever
+//! calls `from_raw_parts` or [`Stream::from_raw`] vouches for every later use in safe code:
+//! - The memory stays valid until all work that was enqueued on it has ended. Neither the end of a
+//!   borrow nor the drop of a slice waits for that work.
+//! - No two launches on different streams race on it: where one of them writes, an event or a
+//!   synchronization orders them. A workspace is written, so launches that share one are ordered, too.
+//! - The stream is alive at each launch on it.
+//!
+//! One slice serves many launches, here with one workspace:
+//!
+//! ```
+//! use half::bf16;
+//! use nf4::device::{DeviceSlice, DeviceSliceMut, DeviceTensor, Launch, Stream};
+//! use nf4::{matmul_into, MatrixOf};
+//!
+//! /// y = down(up(x)), m rows each. The workspace has the larger of the weights'
+//! /// `matmul_workspace_bytes`.
+//! fn mlp(
+//!     (x, m): (DeviceSlice<bf16>, usize),
+//!     (up, down): (DeviceTensor, DeviceTensor),
+//!     mut hidden: DeviceSliceMut<bf16>,
+//!     y: DeviceSliceMut<bf16>,
+//!     mut workspace: DeviceSliceMut<u8>,
+//!     stream: Stream,
+//! ) -> nf4::Result<()> {
+//!     let x = MatrixOf::new(x, m, up.spec().cols)?;
+//!     let to = &mut MatrixOf::new(hidden.reborrow(), m, up.spec().rows)?;
+//!     let on = Launch::new(stream).workspace(workspace.reborrow());
+//!     matmul_into(x, up, None, to, on)?;
+//!     let x = MatrixOf::new(&hidden, m, down.spec().cols)?;
+//!     let to = &mut MatrixOf::new(y, m, down.spec().rows)?;
+//!     matmul_into(x, down, None, to, Launch::new(stream).workspace(workspace))
+//! }
+//! ```
 
 use std::ffi::c_void;
 use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
 
 use nf4_sys as sys;
 use sys::{nf4_status, nf4_stream};
@@ -20,7 +58,7 @@ use crate::{Int4PartsOf, QuantizedOf, Result, ScalesOf};
 pub enum Device {}
 
 /// How a launch runs.
-pub type Launch = LaunchOf<Stream, DeviceSliceMut<u8>>;
+pub type Launch<'c> = LaunchOf<Stream, DeviceSliceMut<'c, u8>>;
 
 /// The scales of a weight in device memory.
 pub type DeviceScales =
@@ -28,15 +66,20 @@ pub type DeviceScales =
 /// A quantized weight in device memory, to be read.
 pub type DeviceTensor = QuantizedOf<DeviceSlice<u8>, DeviceScales, DeviceSlice<f32>>;
 /// The scales of a weight in device memory, to be written. `code` is read.
-pub type DeviceScalesMut =
-    ScalesOf<DeviceSliceMut<f32>, DeviceSliceMut<u8>, DeviceSlice<f32>, DeviceSliceMut<f32>>;
+pub type DeviceScalesMut<'a> = ScalesOf<
+    DeviceSliceMut<'a, f32>,
+    DeviceSliceMut<'a, u8>,
+    DeviceSlice<f32>,
+    DeviceSliceMut<'a, f32>,
+>;
 /// A quantized weight in device memory, to be written.
-pub type DeviceTensorMut = QuantizedOf<DeviceSliceMut<u8>, DeviceScalesMut, DeviceSlice<f32>>;
+pub type DeviceTensorMut<'a> =
+    QuantizedOf<DeviceSliceMut<'a, u8>, DeviceScalesMut<'a>, DeviceSlice<f32>>;
 /// The parts of a weight of integers in device memory, to be read.
 pub type DeviceInt4Parts = Int4PartsOf<DeviceSlice<u32>, DeviceSlice<u16>, DeviceSlice<i32>>;
 /// The parts of a weight of integers in device memory, to be written. The index is read.
-pub type DeviceInt4PartsMut =
-    Int4PartsOf<DeviceSliceMut<u32>, DeviceSliceMut<u16>, DeviceSlice<i32>>;
+pub type DeviceInt4PartsMut<'a> =
+    Int4PartsOf<DeviceSliceMut<'a, u32>, DeviceSliceMut<'a, u16>, DeviceSlice<i32>>;
 
 /// Elements in device memory that launches read. It owns nothing, and the host cannot dereference it.
 pub struct DeviceSlice<T> {
@@ -45,9 +88,11 @@ pub struct DeviceSlice<T> {
 }
 
 /// Elements in device memory that launches write. It owns nothing, and the host cannot dereference it.
-pub struct DeviceSliceMut<T> {
+/// A launch takes a reference to it, or what [`DeviceSliceMut::reborrow`] gives.
+pub struct DeviceSliceMut<'a, T> {
     first: *mut T,
     length: usize,
+    borrowed: PhantomData<&'a mut [T]>,
 }
 
 impl<T> DeviceSlice<T> {
@@ -60,31 +105,89 @@ impl<T> DeviceSlice<T> {
     /// `length` elements from `first`, such as cudaMalloc returns.
     ///
     /// # Safety
-    /// Until the work of all launches that the slice is given to has finished, the elements are memory
-    /// that the GPU of their stream can reach, alive, and written by nothing but what is ordered
-    /// before or after them.
+    /// The caller vouches for all launches that safe code gives the slice, a copy or a part of it to.
+    /// Until the work of these launches has ended, the elements are memory that the GPU of their
+    /// streams can reach, alive, and written by nothing, launches on other streams included, but what
+    /// is ordered before or after them.
     pub const unsafe fn from_raw_parts(first: *const T, length: usize) -> Self {
         DeviceSlice { first, length }
     }
+
+    /// A part, such as one expert of a stack.
+    ///
+    /// # Panics
+    /// If `range` is not within the slice.
+    pub fn slice(self, range: Range<usize>) -> Self {
+        check_range(&range, self.length);
+        DeviceSlice {
+            first: self.first.wrapping_add(range.start),
+            length: range.len(),
+        }
+    }
 }
 
-impl<T> DeviceSliceMut<T> {
+impl<T> DeviceSliceMut<'_, T> {
     /// No elements.
     pub const EMPTY: Self = DeviceSliceMut {
         first: std::ptr::null_mut(),
         length: 0,
+        borrowed: PhantomData,
     };
 
     /// `length` elements from `first`, such as cudaMalloc returns.
     ///
     /// # Safety
-    /// Until the work of all launches that the slice is given to has finished, the elements are memory
-    /// that the GPU of their stream can reach, alive, and used by nothing else but what is ordered
-    /// before or after them. That holds for a workspace too: launches that share one and run at the
-    /// same time may never end. No other slice of a launch overlaps them.
+    /// The caller vouches for all launches that safe code gives the slice or a part of it to. Until the
+    /// work of these launches has ended, the elements are memory that the GPU of their streams can
+    /// reach, alive, and used by nothing else, launches on other streams included, but what is ordered
+    /// before or after them. No other slice of a launch overlaps them.
+    ///
+    /// All of this holds for a workspace, too: launches that share one and run at the same time may
+    /// never end. The lifetime of the slice is the caller's choice; its end waits for no launch.
     pub const unsafe fn from_raw_parts(first: *mut T, length: usize) -> Self {
-        DeviceSliceMut { first, length }
+        DeviceSliceMut {
+            first,
+            length,
+            borrowed: PhantomData,
+        }
     }
+
+    /// The same elements for one more use: this slice can be used again when the result is gone.
+    ///
+    /// ```compile_fail,E0499
+    /// fn both(mut workspace: nf4::device::DeviceSliceMut<u8>) {
+    ///     let (one, other) = (workspace.reborrow(), workspace.reborrow());
+    ///     assert_eq!(one, other);
+    /// }
+    /// ```
+    pub fn reborrow(&mut self) -> DeviceSliceMut<'_, T> {
+        self.slice_mut(0..self.length)
+    }
+
+    /// A part, such as one expert of a stack.
+    ///
+    /// # Panics
+    /// If `range` is not within the slice.
+    pub fn slice_mut(&mut self, range: Range<usize>) -> DeviceSliceMut<'_, T> {
+        check_range(&range, self.length);
+        DeviceSliceMut {
+            first: self.first.wrapping_add(range.start),
+            length: range.len(),
+            borrowed: PhantomData,
+        }
+    }
+
+    /// The address of the first element.
+    pub const fn as_mut_ptr(&mut self) -> *mut T {
+        self.first
+    }
+}
+
+fn check_range(range: &Range<usize>, length: usize) {
+    assert!(
+        range.start <= range.end && range.end <= length,
+        "the range is {range:?}; expected one within 0..{length}"
+    );
 }
 
 impl<T> Clone for DeviceSlice<T> {
@@ -97,22 +200,48 @@ impl<T> Copy for DeviceSlice<T> {}
 
 /// What both slices have.
 macro_rules! device_slice {
-    ($slice:ident) => {
-        // SAFETY: the address is never dereferenced on the host.
-        unsafe impl<T> Send for $slice<T> {}
-        // SAFETY: as above.
-        unsafe impl<T> Sync for $slice<T> {}
+    ($slice:ident, $type:ty) => {
+        impl<T> $type {
+            /// The number of elements.
+            pub const fn len(&self) -> usize {
+                self.length
+            }
 
-        impl<T> fmt::Debug for $slice<T> {
+            /// Has it no elements?
+            pub const fn is_empty(&self) -> bool {
+                self.length == 0
+            }
+
+            /// The address of the first element.
+            pub const fn as_ptr(&self) -> *const T {
+                self.first as *const T
+            }
+        }
+
+        // SAFETY: the address is never dereferenced on the host.
+        unsafe impl<T> Send for $type {}
+        // SAFETY: as above.
+        unsafe impl<T> Sync for $type {}
+
+        impl<T> fmt::Debug for $type {
             fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                let ($slice { first, length }, name) = (self, stringify!($slice));
+                let ($slice { first, length, .. }, name) = (self, stringify!($slice));
                 write!(formatter, "{name}({first:p}, {length})")
             }
         }
 
-        impl<T> Sealed for $slice<T> {}
+        /// The same elements: the address and the length are compared.
+        impl<T> PartialEq for $type {
+            fn eq(&self, other: &Self) -> bool {
+                (self.first, self.length) == (other.first, other.length)
+            }
+        }
 
-        impl<T> Read for $slice<T> {
+        impl<T> Eq for $type {}
+
+        impl<T> Sealed for $type {}
+
+        impl<T> Read for $type {
             type Element = T;
             type Memory = Device;
 
@@ -120,18 +249,18 @@ macro_rules! device_slice {
                 self.length
             }
 
-            fn address(&self, _: &str, _: &Launch) -> Result<*const T> {
-                Ok(self.first.cast())
+            fn address<'a>(&'a self, _: &str, _: &Launch<'a>) -> Result<*const T> {
+                Ok(self.as_ptr())
             }
         }
     };
 }
 
-device_slice!(DeviceSlice);
-device_slice!(DeviceSliceMut);
+device_slice!(DeviceSlice, DeviceSlice<T>);
+device_slice!(DeviceSliceMut, DeviceSliceMut<'_, T>);
 
-impl<T> Write for DeviceSliceMut<T> {
-    fn address_mut(&mut self, _: &str, _: &Launch) -> Result<*mut T> {
+impl<T> Write for DeviceSliceMut<'_, T> {
+    fn address_mut<'a>(&'a mut self, _: &str, _: &Launch<'a>) -> Result<*mut T> {
         Ok(self.first)
     }
 }
@@ -148,7 +277,8 @@ impl Stream {
     /// From a `cudaStream_t` or `CUstream`.
     ///
     /// # Safety
-    /// It is a live stream at every launch that it is given to.
+    /// The caller vouches for all launches that safe code gives it, or a copy of it, to: at each of them
+    /// it is a stream that has not been destroyed.
     pub const unsafe fn from_raw(stream: *mut c_void) -> Self {
         Stream(stream.cast())
     }
@@ -164,7 +294,7 @@ unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
-impl From<Stream> for Launch {
+impl From<Stream> for Launch<'_> {
     fn from(stream: Stream) -> Self {
         Launch::new(stream)
     }
@@ -173,15 +303,15 @@ impl From<Stream> for Launch {
 impl Sealed for Device {}
 
 impl Memory for Device {
-    type Call<'c> = Launch;
-    type Access<'a> = Launch;
+    type Call<'c> = Launch<'c>;
+    type Access<'a> = Launch<'a>;
 
-    fn access<'c: 'a, 'a>(call: Launch, _workspace_bytes: usize) -> Launch {
+    fn access<'c: 'a, 'a>(call: Launch<'c>, _workspace_bytes: usize) -> Launch<'a> {
         call
     }
 
     fn run(
-        access: Launch,
+        access: Launch<'_>,
         _cpu: impl FnOnce(Scratch, i32) -> nf4_status,
         launch: impl FnOnce(Scratch, nf4_stream) -> nf4_status,
     ) -> Result<()> {

@@ -215,7 +215,7 @@ where
     Y: Write<Element = X::Element, Memory = X::Memory>,
 {
     let (rows, cols) = weight.expert_shape(operands.ends.length())?;
-    let names = [("x", rows), ("y", cols)];
+    let names = [("grad_y", rows), ("grad_x", cols)];
     run(&GROUPED_GRAD, operands, names, &weight, grad_x, on.into())
 }
 

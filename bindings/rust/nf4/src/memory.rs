@@ -174,7 +174,7 @@ impl<'c> Threads<'c> {
     }
 
     /// The same with a workspace, which [`quantize_into`](crate::quantize_into) uses instead of one
-    /// of its own.
+    /// of its own. All other operations need none, and ignore it.
     pub fn workspace(self, workspace: &'c mut Workspace) -> Self {
         Threads {
             workspace: Some(workspace),
@@ -317,7 +317,8 @@ impl<Stream, Workspace> LaunchOf<Stream, Workspace> {
     }
 
     /// The same with a workspace, aligned to 16 bytes. The operation names the function that tells
-    /// how many bytes it needs; with 0 bytes none is needed.
+    /// how many bytes it needs; with 0 bytes none is needed. An operation that names no such function
+    /// takes no workspace, and ignores it.
     pub fn workspace(self, workspace: Workspace) -> Self {
         LaunchOf {
             workspace: Some(workspace),

@@ -123,6 +123,12 @@ impl<F, B, C, O> ScalesOf<F, B, C, O> {
 }
 
 impl Scales {
+    /// `code`, which nothing writes, is borrowed to be read.
+    pub(crate) fn view_mut(&mut self) -> ScalesMut<'_> {
+        self.as_mut()
+            .map(|f| &mut f[..], |b| &mut b[..], |c| &**c, |o| o)
+    }
+
     pub(crate) fn view(&self) -> ScalesRef<'_> {
         self.as_ref().map(|f| &f[..], |b| &b[..], |c| &**c, |o| o)
     }

@@ -18,10 +18,10 @@ use crate::{info, Result, Scales, ScalesMut, ScalesOf, ScalesRef, Spec};
 /// others are on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QuantizedOf<Bytes, Scales, Codebook> {
-    spec: Spec,
-    packed: Bytes,
-    scales: Scales,
-    codebook: Option<Codebook>,
+    pub(crate) spec: Spec,
+    pub(crate) packed: Bytes,
+    pub(crate) scales: Scales,
+    pub(crate) codebook: Option<Codebook>,
 }
 
 /// A quantized weight that owns its buffers.
@@ -242,6 +242,16 @@ impl QuantizedTensor {
             spec: self.spec,
             packed: &self.packed,
             scales: self.scales.view(),
+            codebook: self.codebook.as_ref(),
+        }
+    }
+
+    /// Borrows it to be written.
+    pub fn view_mut(&mut self) -> QuantizedMut<'_> {
+        QuantizedMut {
+            spec: self.spec,
+            packed: &mut self.packed,
+            scales: self.scales.view_mut(),
             codebook: self.codebook.as_ref(),
         }
     }

@@ -124,11 +124,11 @@ unsafe fn read<T>(
 
 /// # Safety
 /// As for [`DeviceSliceMut::from_raw_parts`].
-unsafe fn written<T>(
-    buffer: &mut CudaSlice<T>,
+unsafe fn written<'a, T>(
+    buffer: &'a mut CudaSlice<T>,
     length: usize,
     stream: &Arc<CudaStream>,
-) -> DeviceSliceMut<T> {
+) -> DeviceSliceMut<'a, T> {
     let address = buffer.device_ptr_mut(stream).0 as usize;
     // SAFETY: as the caller promises.
     unsafe { DeviceSliceMut::from_raw_parts(address as *mut T, length) }

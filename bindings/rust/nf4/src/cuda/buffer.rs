@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
-    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop,
-    ValidAsZeroBits,
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice,
+    SyncOnDrop, ValidAsZeroBits,
 };
 
 use crate::Result;
@@ -39,6 +39,18 @@ impl<T: DeviceRepr + ValidAsZeroBits> CudaBuffer<T> {
         stream.synchronize()?;
         values.truncate(self.length);
         Ok(values)
+    }
+}
+
+impl<T> CudaBuffer<T> {
+    /// Borrows it to be read.
+    pub fn as_view(&self) -> CudaView<'_, T> {
+        self.memory.slice(..self.length)
+    }
+
+    /// Borrows it to be written.
+    pub fn as_view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.memory.slice_mut(..self.length)
     }
 }
 

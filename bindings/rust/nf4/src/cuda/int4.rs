@@ -57,6 +57,30 @@ impl CudaInt4Tensor {
         Int4Tensor::new(self.spec(), parts)
     }
 
+    /// Borrows it to be read.
+    pub fn view(&self) -> CudaInt4Ref<'_> {
+        CudaInt4Ref {
+            spec: self.spec,
+            parts: self.parts.as_ref().map(
+                CudaBuffer::as_view,
+                CudaBuffer::as_view,
+                CudaBuffer::as_view,
+            ),
+        }
+    }
+
+    /// Borrows it to be written.
+    pub fn view_mut(&mut self) -> CudaInt4Mut<'_> {
+        CudaInt4Mut {
+            spec: self.spec,
+            parts: self.parts.as_mut().map(
+                CudaBuffer::as_view_mut,
+                CudaBuffer::as_view_mut,
+                CudaBuffer::as_view,
+            ),
+        }
+    }
+
     /// Enqueues on `stream`: sort the columns by group, as [`Int4Tensor::reordered`].
     ///
     /// # Errors

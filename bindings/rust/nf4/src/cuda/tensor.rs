@@ -64,6 +64,36 @@ impl CudaTensor {
         let packed = self.packed().download(stream)?;
         QuantizedTensor::new(self.spec(), packed, scales, codebook.transpose()?)
     }
+
+    /// Borrows it to be read.
+    pub fn view(&self) -> CudaRef<'_> {
+        CudaRef {
+            spec: self.spec,
+            packed: self.packed.as_view(),
+            scales: self.scales.as_ref().map(
+                CudaBuffer::as_view,
+                CudaBuffer::as_view,
+                CudaBuffer::as_view,
+                CudaBuffer::as_view,
+            ),
+            codebook: self.codebook.as_ref().map(CudaBuffer::as_view),
+        }
+    }
+
+    /// Borrows it to be written.
+    pub fn view_mut(&mut self) -> CudaMut<'_> {
+        CudaMut {
+            spec: self.spec,
+            packed: self.packed.as_view_mut(),
+            scales: self.scales.as_mut().map(
+                CudaBuffer::as_view_mut,
+                CudaBuffer::as_view_mut,
+                |code| code.as_view(),
+                CudaBuffer::as_view_mut,
+            ),
+            codebook: self.codebook.as_ref().map(CudaBuffer::as_view),
+        }
+    }
 }
 
 fn array<const N: usize>(values: &[f32]) -> Result<[f32; N]> {

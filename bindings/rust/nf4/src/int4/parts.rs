@@ -10,8 +10,8 @@ use crate::{Error, Result};
 pub struct Int4PartsOf<Words, Scales, Index> {
     /// Words of 32 bits, of eight codes each.
     pub packed: Words,
-    /// The bits of the scales, in [`Int4Spec::scales_dtype`]; `half::slice` has what casts slices
-    /// of `f16` and `bf16` to them and back.
+    /// The bits of the scales, in [`Int4Spec::scales_dtype`](crate::Int4Spec::scales_dtype);
+    /// `half::slice` has what casts slices of `f16` and `bf16` to them and back.
     pub scales: Scales,
     /// Words of eight zero points each; `None`: all zero points are 8.
     pub zeros: Option<Words>,

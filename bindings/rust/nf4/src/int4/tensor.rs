@@ -187,6 +187,15 @@ impl Int4Tensor {
             parts: self.parts.view(),
         }
     }
+
+    /// Borrows it to be written.
+    pub fn view_mut(&mut self) -> Int4Mut<'_> {
+        let parts = self.parts.as_mut();
+        Int4Mut {
+            spec: self.spec,
+            parts: parts.map(|w| &mut w[..], |s| &mut s[..], |i| &i[..]),
+        }
+    }
 }
 
 impl<'a> From<&'a Int4Tensor> for Int4Ref<'a> {

@@ -21,7 +21,7 @@ fn slice<T>(n: usize, length: usize) -> DeviceSlice<T> {
     unsafe { DeviceSlice::from_raw_parts((n << 20) as *const T, length) }
 }
 
-fn slice_mut<T>(n: usize, length: usize) -> DeviceSliceMut<T> {
+fn slice_mut<T>(n: usize, length: usize) -> DeviceSliceMut<'static, T> {
     // SAFETY: as in slice.
     unsafe { DeviceSliceMut::from_raw_parts((n << 20) as *mut T, length) }
 }
@@ -33,11 +33,11 @@ const RANK: usize = 16;
 const ON: Stream = Stream::LEGACY_DEFAULT;
 
 /// With a workspace of so many bytes.
-fn with_workspace(bytes: usize) -> Launch {
+fn with_workspace(bytes: usize) -> Launch<'static> {
     Launch::new(ON).workspace(slice_mut(20, bytes))
 }
 
-fn enough() -> Launch {
+fn enough() -> Launch<'static> {
     with_workspace(1 << 20)
 }
 
@@ -45,7 +45,7 @@ fn matrix<T>(n: usize, rows: usize, cols: usize) -> MatrixOf<DeviceSlice<T>> {
     MatrixOf::new(slice(n, rows * cols), rows, cols).expect("it fits")
 }
 
-fn matrix_mut<T>(n: usize, rows: usize, cols: usize) -> MatrixOf<DeviceSliceMut<T>> {
+fn matrix_mut<T>(n: usize, rows: usize, cols: usize) -> MatrixOf<DeviceSliceMut<'static, T>> {
     MatrixOf::new(slice_mut(n, rows * cols), rows, cols).expect("it fits")
 }
 
@@ -66,7 +66,7 @@ fn weight(spec: Spec) -> DeviceTensor {
     .expect("it fits")
 }
 
-fn weight_mut() -> DeviceTensorMut {
+fn weight_mut() -> DeviceTensorMut<'static> {
     let spec = Spec::new(ROWS, COLS);
     let sizes = spec.sizes().expect("a spec in range");
     let scales = DeviceScalesMut::Nested {
@@ -101,7 +101,7 @@ fn with_g_idx(rows: usize) -> Int4Of<DeviceInt4Parts> {
     unsafe { int4(rows).with_columns(ColumnsOf::GroupIndex(slice(4, COLS))) }.expect("it fits")
 }
 
-fn int4_mut() -> Int4Of<DeviceInt4PartsMut> {
+fn int4_mut() -> Int4Of<DeviceInt4PartsMut<'static>> {
     let sizes = int4_spec(ROWS).sizes().expect("a spec in range");
     let parts = DeviceInt4PartsMut {
         packed: slice_mut(1, sizes.packed),

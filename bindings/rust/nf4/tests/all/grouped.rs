@@ -1,9 +1,9 @@
 //! Products of experts: numbers, and what is refused.
 
 use nf4::{
-    dequantize, matmul_grouped, matmul_grouped_grad, quantize, quantize_int4, ColumnsOf, Error,
-    Grouped, Int4Layout, Int4PartsRef, Int4Scheme, Int4Spec, Int4Stack, Matrix, QuantizedTensor,
-    Result, Spec,
+    dequantize, matmul_grouped, matmul_grouped_grad, matmul_grouped_grad_into, quantize,
+    quantize_int4, ColumnsOf, Error, Grouped, Int4Layout, Int4PartsRef, Int4Scheme, Int4Spec,
+    Int4Stack, Matrix, MatrixMut, QuantizedTensor, Result, Spec,
 };
 
 const EXPERTS: usize = 3;
@@ -193,6 +193,17 @@ fn what_does_not_fit_is_named() -> Result<()> {
     assert_eq!(
         with(Grouped { row_scale, ..right }),
         "row_scale has 3 elements; expected 4"
+    );
+    assert_eq!(
+        detail(matmul_grouped_grad(&right, &weight, 0)),
+        "grad_y is of 4 x 64 elements; expected 4 x 10"
+    );
+    let grad_y = Grouped::new(Matrix::new(&x[..TOKENS * ROWS], TOKENS, ROWS)?, right.ends);
+    let mut grad_x = vec![0.0; COLS];
+    let grad_x = &mut MatrixMut::new(&mut grad_x[..], 1, COLS)?;
+    assert_eq!(
+        detail(matmul_grouped_grad_into(&grad_y, &weight, grad_x, 0)),
+        "grad_x is of 1 x 64 elements; expected 4 x 64"
     );
     let ends = &[];
     assert_eq!(

@@ -9,9 +9,9 @@ use super::matmul::{numbers, product_is_close};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use nf4::{
-    dequantize, dequantize_into, matmul, matmul_batch, matmul_into, quantize_int4, ColumnsOf,
-    DType, Int4Layout, Int4Parts, Int4PartsRef, Int4Ref, Int4Scheme, Int4Spec, Int4Tensor, Matrix,
-    MatrixMut, Product, Result,
+    dequantize, dequantize_into, matmul, matmul_batch, matmul_into, quantize_int4,
+    quantize_int4_into, ColumnsOf, DType, Int4Layout, Int4Parts, Int4PartsRef, Int4Ref, Int4Scheme,
+    Int4Spec, Int4Tensor, Matrix, MatrixMut, Product, Result,
 };
 use proptest::prelude::*;
 
@@ -214,5 +214,15 @@ fn parts_survive_a_round_trip() -> Result<()> {
     assert_eq!((view.spec(), view.elements()), (spec, 2048));
     let (spec, parts) = weight.clone().into_parts();
     assert_eq!(Int4Tensor::new(spec, parts), Ok(weight));
+    Ok(())
+}
+
+#[test]
+fn a_borrowed_weight_is_written() -> Result<()> {
+    let spec = Int4Spec::new(Int4Layout::Awq, 16, 128);
+    let (values, scheme) = (numbers::<f32>(16 * 128, 0.4), Int4Scheme::Asymmetric);
+    let mut weight = Int4Tensor::zeros(spec, true)?;
+    quantize_int4_into(&values, &mut weight.view_mut(), scheme, 0)?;
+    assert_eq!(weight, quantize_int4(&values, spec, scheme, 0)?);
     Ok(())
 }

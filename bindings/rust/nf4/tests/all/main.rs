@@ -9,6 +9,7 @@ mod cuda;
 mod cuda_batch;
 mod dequantize;
 mod device;
+mod device_slices;
 mod gradient;
 mod grouped;
 mod info;

@@ -58,7 +58,7 @@ fn quantize_with(
     codebook: [f32; CODEBOOK_SIZE],
 ) -> nf4::Result<QuantizedTensor> {
     let mut weight = QuantizedTensor::zeros(spec)?.with_codebook(codebook);
-    quantize_into(values, &mut weight, 0)?;
+    quantize_into(values, &mut weight.view_mut(), 0)?;
     Ok(weight)
 }
 

@@ -1,7 +1,10 @@
 //! What may go from thread to thread, and that calls on many threads do not disturb
 //! each other.
 
-use nf4::device::{DeviceTensor, DeviceTensorMut, Stream};
+use nf4::device::{
+    DeviceInt4Parts, DeviceInt4PartsMut, DeviceSlice, DeviceSliceMut, DeviceTensor,
+    DeviceTensorMut, Launch, Stream,
+};
 use nf4::{dequantize, quantize, Error, QuantizedMut, QuantizedRef, QuantizedTensor, Spec};
 
 fn sendable<T: Send + Sync>() {}
@@ -17,8 +20,14 @@ fn types_are_send_and_sync() {
     sendable::<nf4::Int4Mut<'static>>();
     sendable::<Error>();
     sendable::<Stream>();
+    // Slices are addresses: they are Send and Sync whatever their elements are.
+    sendable::<DeviceSlice<*const u8>>();
+    sendable::<DeviceSliceMut<'static, *const u8>>();
+    sendable::<Launch<'static>>();
     sendable::<DeviceTensor>();
-    sendable::<DeviceTensorMut>();
+    sendable::<DeviceTensorMut<'static>>();
+    sendable::<DeviceInt4Parts>();
+    sendable::<DeviceInt4PartsMut<'static>>();
     sendable::<nf4::Matrix<'static, f32>>();
     sendable::<nf4::MatrixMut<'static, f32>>();
 }
