@@ -24,7 +24,7 @@ std::vector<Fault<Call>> common_faults() {
   constexpr int64_t kRows = Call::kRows, kCols = Call::kCols;
   const std::string cols = std::to_string(kCols);
   return {
-      {kMultiply, [](Call &c) { c.matmul = nullptr; }, "nf4_matmul_args is NULL"},
+      {kMultiply, [](Call &c) { c.matmul = nullptr; }, "the nf4_matmul_args is NULL"},
       {kMultiply, [](Call &c) { c.args.struct_size = 0; }, "nf4_matmul_args.struct_size is 0"},
       {kMultiply, [](Call &c) { c.args.struct_size += 8; },
        "nf4_matmul_args.struct_size is " + std::to_string(sizeof(nf4_matmul_args) + 8)},

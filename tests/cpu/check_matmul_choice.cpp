@@ -84,6 +84,7 @@ TEST_CASE("a gradient loads wgmma kernels only where one may be chosen", "[matmu
   problem.weight.rows = problem.weight.cols = 4096;
   problem.weight.elements = 4096 * 4096;
   problem.weight.blocksize_log2 = 6;
+  problem.weight.nested_blocksize_log2 = -1;
   problem.weight.blocks = problem.weight.elements / 64;
   problem.x_stride = problem.y_stride = 4096;
   const auto check = [&](int64_t m, const char *prefix, int expected_loads) {

@@ -75,8 +75,8 @@ def output(
     """Checks an output of [..., columns] that the caller gave, or makes it. Returns it and the
     distance between its rows. `like` is the argument that its dtype comes from, for messages."""
     if given is None:
-        made = new_output(shape, dtype, torch, on_device, stream, name)
-        return read(name, made, torch), shape[-1]
+        # A mode of torch, or a patched function, may make another tensor than it is asked for.
+        given = read(name, new_output(shape, dtype, torch, on_device, stream, name), torch)
     stride = given.row_stride(shape[-1])
     if not given.writable:
         given.require_writable()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _target(
-    weight: Prepared, out: Any, dtype: DTypeLike | None, is_new: bool
+    weight: Prepared, out: Any, dtype: DTypeLike | None
 ) -> tuple[int, int, bool, Device | None]:
     """The address and nf4_dtype of an output, whether it is in device memory, and the device of
     torch where it or the weight is a tensor."""
@@ -36,10 +36,10 @@ def _target(
     target = read("out", out, torch)
     if wanted is None:
         wanted = target.dtype if target.dtype in _convert.DTYPES else weight.dtype
-    if not is_new:
-        target.expect(wanted, weight.elements)
-        if not target.writable:
-            target.require_writable()
+    # Also what was made here: a mode of torch may make another tensor than it is asked for.
+    target.expect(wanted, weight.elements)
+    if not target.writable:
+        target.require_writable()
     in_device_memory = on_device(weight.located, target)
     return target.address, _convert.DTYPES[wanted], in_device_memory, torch or target.torch
 
@@ -93,8 +93,8 @@ def dequantize(
 
     Returns `out`, or what was made. Raises what quantize raises.
     """
-    weight, is_new = prepare(tensor, "tensor"), out is None
-    if is_new:
+    weight = prepare(tensor, "tensor")
+    if out is None:
         out = weight.new_output(dtype, stream)
     # 0.0 equals 0 and is no number of threads; an array cannot even be compared.
     usual = type(threads) is int and threads == 0
@@ -103,7 +103,7 @@ def dequantize(
         check(status)
         return out
     threads, handle = _call.read_options(threads, stream)
-    address, number, in_device_memory, torch = _target(weight, out, dtype, is_new)
+    address, number, in_device_memory, torch = _target(weight, out, dtype)
     arguments = weight.argument, address, number
     problem = _call.Problem(weight.functions.dequant, arguments, in_device_memory, torch, out)
     return _call.run(problem, threads, handle)

@@ -233,6 +233,7 @@ def _products(
         index = read_array(name_of_index, x_index, torch, 1)
         m = index.shape[0]
         operands["x_index"] = index.expect("int32", m)
+    _convert.integer("rows of " + name, max(m, given.shape[0]), 64)
     y = None if out is None else read("out", out, torch)
     where = given.torch, given.on_device, handle
     operands["y"], y_stride = _call.output(y, (m, outputs), dtype, name, *where)

@@ -27,11 +27,15 @@ if TYPE_CHECKING:
 
 def _listed(weights: Iterable[Weight[Any]]) -> list[Weight[Any]]:
     try:
-        return list(weights)
+        listed = list(weights)
     except TypeError:
         raise InvalidArgument(
             f"weights is {kind_of(weights)}; expected a list of QuantizedTensor or of Int4Tensor"
         ) from None
+    most = _abi.MATMUL_BATCH_MAX
+    if len(listed) > most:
+        raise InvalidArgument(f"weights has {len(listed)} elements; expected at most {most}")
+    return listed
 
 
 def _for_each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[Any]:

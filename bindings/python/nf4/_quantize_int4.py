@@ -28,8 +28,7 @@ _DEFAULT_LAYOUT: dict[str, Any] = {"layout": "gptq", "group_size": 128}
 _KIND = "an Int4Tensor"
 _SORTED = ("packed", "permutation")  # what reorder writes
 # The caller's names for arguments that have others in C.
-_NAMES = QUANTIZE_NAMES | {name: f"{name} of out" for name in ("zeros", "g_idx", "permutation")}
-_REORDER_NAMES = {f"{name} of `to`": f"{name} of out" for name in (*_SORTED, "g_idx")}
+_REORDER_NAMES = {f"{name} of `to`": f"{name} of out" for name in _SORTED}
 
 
 def _prepare(weight: Any, name: str) -> Prepared:
@@ -124,6 +123,11 @@ def quantize_int4(
         return out
     weight = _prepare(out, "out")
     require_agreement(out, given | {"shape": source.shape})
+    if out.zeros is None and not symmetric:
+        raise InvalidArgument("symmetric is False; expected True, as out has no zeros")
+    for name in ("g_idx", "permutation"):
+        if getattr(out, name) is not None:
+            raise InvalidArgument(f"out has {name}; expected one without")
     written = [part.require_writable() for part in weight.parts]
     dtype = out.dtype if source.dtype is None else source.require_float()
     problem = _call.Problem(
@@ -132,7 +136,7 @@ def quantize_int4(
         on_device(source, weight.located),
         source.torch or weight.torch,
         out,
-        _NAMES,
+        QUANTIZE_NAMES,
         written=tuple(part.owner for part in written),
     )
     return _call.run(problem, threads, handle)
@@ -183,6 +187,9 @@ def reorder(
     require_agreement(
         out, {name: getattr(weight, name) for name in ("layout", "shape", "group_size", "dtype")}
     )
+    if out.g_idx is not None or out.permutation is None:
+        has = "no permutation" if out.permutation is None else "g_idx"
+        raise InvalidArgument(f"out has {has}; expected a permutation alone")
     if (out.zeros is None) != (weight.zeros is None):
         raise InvalidArgument("zeros are of one of out and weight; expected both or neither")
     written = [part.require_writable() for part in target.parts if part.name in _SORTED]

@@ -143,7 +143,13 @@ class Device:
         if element is None:
             element = self.empty((), dtype, None)
             # Neither what a mode gives for now is kept, nor memory that belongs to a graph.
-            if type(element) is not self.tensor_type or self._is_capturing():
+            known = (
+                type(element) is self.tensor_type
+                and element.dtype == self._dtypes[dtype]
+                and element.device == self.device
+                and element.shape == ()
+            )
+            if not known or self._is_capturing():
                 return functools.partial(self.empty, shape, dtype, None)
             self._elements[dtype] = element
         return functools.partial(

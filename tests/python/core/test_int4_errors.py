@@ -176,15 +176,12 @@ QUANTIZE_INTO = {
     "layout is 'gptq_v2', but that of out is 'gptq'": ({}, {"layout": "gptq_v2"}),
     "group_size is 96, but that of out is 32": ({}, {"group_size": 96}),
     "scales_dtype is 'bf16', but that of out is 'fp16'": ({}, {"scales_dtype": "bf16"}),
-    "zeros of out is NULL, but symmetric is 0": (
+    "symmetric is False; expected True, as out has no zeros": (
         {"zeros": None},
         {"symmetric": False},
     ),
-    "g_idx of out is not NULL; expected NULL in quantize": ({"g_idx": WEIGHT.g_idx}, {}),
-    "permutation of out is not NULL; expected NULL in quantize": (
-        {"permutation": WEIGHT.g_idx},
-        {},
-    ),
+    "out has g_idx; expected one without": ({"g_idx": WEIGHT.g_idx}, {}),
+    "out has permutation; expected one without": ({"permutation": WEIGHT.g_idx}, {}),
     "packed is read-only": ({"packed": read_only(WEIGHT.packed)}, {}),
     "scales is read-only": ({"scales": read_only(WEIGHT.scales)}, {}),
     "zeros is read-only": ({"zeros": read_only(WEIGHT.zeros)}, {}),
@@ -215,8 +212,8 @@ REORDERED = nf4.reorder(WEIGHT)
 REORDER = {
     "weight has no g_idx; expected g_idx alone": ({"g_idx": None}, {}),
     "weight has a permutation; expected g_idx alone": ({"permutation": WEIGHT.g_idx}, {}),
-    "g_idx of out is not NULL": ({}, {"g_idx": WEIGHT.g_idx}),
-    "permutation of out is NULL": ({}, {"permutation": None}),
+    "out has g_idx; expected a permutation alone": ({}, {"g_idx": WEIGHT.g_idx}),
+    "out has no permutation; expected a permutation alone": ({}, {"permutation": None}),
     "layout is 'gptq', but that of out is 'gptq_v2'": ({}, {"layout": "gptq_v2"}),
     "zeros are of one of out and weight": ({}, {"zeros": None}),
     "packed overlaps packed of out": ({}, {"packed": WEIGHT.packed}),

@@ -97,7 +97,7 @@ FAULTS = {
     "weights is of type nf4.tensor.QuantizedTensor; expected a list of QuantizedTensor": {
         "weights": nf4.quantize(WEIGHT)
     },
-    "the number of weights is 65; expected at most 64": {
+    "weights has 65 elements; expected at most 64": {
         "weights": [nf4.quantize(WEIGHT)] * 65,
         "out": None,
     },

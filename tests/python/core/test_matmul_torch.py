@@ -152,3 +152,47 @@ def test_a_weight_that_moved_is_looked_at_again(weight):
     before = nf4.matmul(x, weight)
     weight.packed.data = torch.full_like(weight.packed, 0x77)
     assert not nf4.matmul(x, weight).any() and before.any()
+
+
+# ---- Outputs that torch makes otherwise than asked -----------------------------------------
+
+
+def _short(function, made):
+    return made.new_zeros(8) if function in (torch.empty, torch.empty_like) else made
+
+
+def _half(function, made):
+    of_fp32 = function in (torch.empty, torch.empty_like) and made.dtype == torch.float32
+    return made.half() if of_fp32 else made
+
+
+CALLS = {
+    "matmul": lambda q, x, ends: nf4.matmul(x, q),
+    "dequantize": lambda q, x, ends: nf4.dequantize(q, "fp32"),
+    "matmul_grouped": lambda q, x, ends: nf4.matmul_grouped(x, q, ends),
+    "lora_grad": lambda q, x, ends: nf4.lora_grad(x, None, None, x[:, :4].contiguous(), 1.0),
+}
+
+
+@pytest.mark.parametrize("change", [_short, _half])
+@pytest.mark.parametrize("call", CALLS)
+def test_an_output_that_a_mode_makes_is_checked(call, change):
+    """A mode of torch may make a smaller tensor than it is asked for: nothing is written past it,
+    in the mode or after it."""
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return change(function, function(*args, **(kwargs or {})))
+
+    stack = torch.from_numpy(np.repeat(WEIGHT[None], 2, 0).copy())
+    q = nf4.quantize(stack if call == "matmul_grouped" else stack[0])
+    x, ends = torch.from_numpy(X[0].copy()), torch.tensor([1, 3], dtype=torch.int32)
+    _torch._device.cache_clear()
+    with Mode(), pytest.raises((nf4.InvalidArgument, RuntimeError)):
+        CALLS[call](q, x, ends)
+    expected = CALLS[call](q, x, ends)
+    for made in expected if isinstance(expected, tuple) else [expected]:
+        assert made is None or made.dtype == torch.float32
+    with Mode(), pytest.raises((nf4.InvalidArgument, RuntimeError)):
+        CALLS[call](q, x, ends)
