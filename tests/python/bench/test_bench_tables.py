@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from bench_path import figures, matmul_row, models_row, row, timing
+from bench_path import figures, matmul_row, models_row, peer, row, timing
 from nf4bench import cases, matmul_cases, models_cases, pages, table, tables
 from nf4bench.measure import Candidate, Timing, fastest, in_turns, measure, queued, summary, taken
 from nf4bench.options import PEERS
@@ -89,7 +89,14 @@ def test_the_challenge_has_who_is_only_eager_or_only_compiled() -> None:
 
 
 def test_without_a_dense_product_nothing_is_said_of_errors() -> None:
-    rows = [{"errors": {"libnf4": 2.2e-3, "dense": 2e-3}}, {"errors": {"libnf4": 3e-3}}]
+    of = {"dtype": "bf16", "nested": True, "x": "normal"}
+    rows = [of | {"m": 1, "errors": {"libnf4": 2.2e-3, "dense": 2e-3}},
+            of | {"m": 8, "errors": {"libnf4": 3e-3}},
+            of | {"m": 8, "errors": {"libnf4": 2e-3}}]  # fmt: skip
+    assert cells(tables.worst_errors(rows).markdown()) == [
+        ["bf16, nested", "normal", "1", "2.20e-03", "–", "2.00e-03", "1.100x"],
+        ["bf16, nested", "normal", "8", "3.00e-03", "–", "–", "–"],
+    ]
     assert "at most 1.10 times that" in pages.errors({"errors": rows})
     assert pages.errors({"errors": rows[1:]}) == ""
 
@@ -97,10 +104,16 @@ def test_without_a_dense_product_nothing_is_said_of_errors() -> None:
 FAST, SLOW = timing(4.0) | {"ratio": 1.0}, timing(5.0) | {"ratio": 1.25}
 
 
-def test_a_line_of_a_sweep_has_the_best_and_the_chosen() -> None:
+def test_a_sweep_marks_the_best_the_chosen_and_the_refused() -> None:
     one = {"shape": [64, 64], "dtype": "bf16", "m": 1, "chosen": 1, "times": [SLOW, FAST]}
+    refused = one | {"m": 64, "chosen": 0, "times": [FAST, {"refused": "status 1"}]}
     other = one | {"shape": [128, 64], "chosen": 0}
-    swept = {"configurations": ["mma", "skinny"], "rows": [one, other], "device": "x"}
+    swept = {"configurations": ["mma", "skinny"], "rows": [one, refused, other], "device": "x"}
+    made, _ = tables.sweep(swept, table.shape, "kernel", "M = {m}")
+    assert made.markdown().startswith("| 64×64: kernel | M = 1 | M = 64 |\n")
+    assert cells(made.markdown()) == [
+        ["mma", "1.250", "**1.000 = 4.00 µs**"], ["skinny", "**1.000 = 4.00 µs**", "refused"],
+    ]  # fmt: skip
     line = tables.sweep_line(swept, other)
     assert line == "128×64 bf16 M=1: best skinny 4.00 us; chosen mma **1.250**"
     none = tables.sweep_line(swept, one | {"chosen": -1})
@@ -159,6 +172,14 @@ def test_the_document_says_who_is_missing_what_failed_and_what_is_older() -> Non
     assert older.format("dequantize and quantize", "def") in readme and "puzzle" not in readme
     without = {name: found[name] for name in ("bench", "challenge", "call")}
     assert "Matmul" not in pages.document(without) and "# Whole" not in pages.document(without)
+
+
+def test_the_page_of_integer_weights_says_who_is_missing() -> None:
+    product = matmul_row(format="gptq", peers={"humming": peer(15.0, 10.0)})
+    page = pages.int4({"int4": figures("int4", product, missing="AutoGPTQ")})
+    assert "AutoGPTQ's Triton is missing: no such library." in page
+    # The peers are columns in this order: dense, Humming, split-K, AutoGPTQ's Triton.
+    assert "| bf16, GPTQ | 1 | 10.0 | 80% | – | – | – | 15.0 (1.50x) | – | missing |" in page
 
 
 # ---- What is measured -------------------------------------------------------------------
