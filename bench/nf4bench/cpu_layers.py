@@ -38,7 +38,7 @@ MS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROTATED_BYTES = 100 << 20
 TURNS, LEAD_IN, CALLS, PAUSE = 15, 3, 5, 0.01
 INT4_MS, NESTED_BLOCKSIZE = (1, 4, 16, 64), 256
-# Of y, relative to that of another form, or to a dense product with the dequantized weight.
+# The most that y may differ from that of another form, or of a dense product; relative.
 MOST_ERROR = 1e-2
 
 TABLE = Table(

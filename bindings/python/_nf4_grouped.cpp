@@ -63,7 +63,7 @@ bool read_grouped(PyObject *const *given, const dl_tensor &x, Grouped &product) 
     if (!view_bias(given[3], x, weight.rows, experts, bias)) return false;
     args.bias = address_of(&*bias);
   }
-  // Without rows, an index may have a NULL address, which would mean that there is no index.
+  // An index of no rows may have a NULL address, which would mean that there is no index.
   return args.m > 0;
 }
 

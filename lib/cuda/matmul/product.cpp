@@ -179,11 +179,8 @@ nf4_status find_config(const MatmulProblemOf<W> &problem, nf4_stream stream, int
   if (const nf4_status status = find_target(&problem, 1, stream, target)) return status;
   const CurrentDevice current(target.device.index);
   if (const nf4_status status = current.status()) return status;
-  MatmulChoice choice{};
-  const cudaError_t error = choose(target, problem, choice);
-  if (error != cudaSuccess) return fail_cuda(error, "loading matmul's kernels");
-  config = choice.config;
-  return NF4_STATUS_OK;
+  const cudaError_t error = choose_config_of(target, problem, config);
+  return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "loading matmul's kernels");
 }
 
 template <class W>

@@ -163,7 +163,7 @@ def _parameters(checkpoint: Checkpoint, found: Survey) -> tuple[dict[str, bool],
     """Returns the names of the 4-bit stacks that are a model's parameters, with whether the
     parameter is [experts, inputs, outputs], and warnings."""
     stacks = [name for name, weight in found.weights.items() if is_stack(weight)]
-    # Without a model, the stacks are those given to nf4.save, with any names.
+    # A checkpoint without a model has the stacks given to nf4.save, with any names.
     if not stacks or not architectures(checkpoint.config):
         return {}, []
     rules, why = choose_rules(checkpoint.config, found)

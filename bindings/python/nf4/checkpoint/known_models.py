@@ -15,7 +15,7 @@ class Known:
     skip: tuple[str, ...] = ()
 
 
-# From transformers 5.23.0.
+# transformers 5.23.0 has these names.
 KNOWN: dict[str, Known] = {
     "aria": Known(skip=("lm_head",)),
     "audioflamingo3": Known(skip=("lm_head",)),

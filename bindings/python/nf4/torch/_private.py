@@ -119,7 +119,7 @@ def no_way_below() -> contextlib.AbstractContextManager[Any]:
 below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", no_way_below)
 
 keys_below_autograd = getattr(torch._C, "_after_autograd_keyset", None)
-# Without it, quantize and dequantize have no autograd kernel; all that does is refuse gradients.
+# Where it is false, quantize and dequantize have no autograd kernel, which only refuses gradients.
 can_redispatch = below_autograd is not no_way_below and keys_below_autograd is not None
 forward_ad_enabled = _found(
     "forward_ad_enabled",

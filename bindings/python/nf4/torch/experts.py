@@ -141,7 +141,7 @@ def experts_forward(
         return dense(self, hidden_states, top_k_index, top_k_weights)
     ends, tokens, in_order = _routing(top_k_index, self.num_experts)
     others = None
-    # With expert parallelism, rows of other ranks' experts have indices past the rank's own.
+    # Expert parallelism gives rows of other ranks' experts indices past the rank's own.
     if getattr(self, "_is_expert_parallel", False):
         rows = torch.arange(tokens.shape[0], device=ends.device)
         others = (rows >= ends[-1]).unsqueeze(-1)

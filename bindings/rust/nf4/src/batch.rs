@@ -248,7 +248,7 @@ impl<Raw: Descriptor> RawBatch<Raw> {
     }
 
     /// # Safety
-    /// As for [`Functions::run`](crate::kind::Functions::run), for all products.
+    /// The caller promises for all products what [`Functions::run`](crate::kind::Functions::run) asks.
     unsafe fn run<M: Memory>(&self, access: M::Access<'_>) -> Result<()> {
         let (weights, functions) = (self.weights(), Raw::BATCH);
         let (first, args, count) = (weights.as_ptr(), self.args.as_ptr(), weights.len());

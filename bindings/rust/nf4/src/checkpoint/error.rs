@@ -24,7 +24,7 @@ pub enum Error {
     File {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// Says what is wrong.
         detail: String,
     },
     /// There is no tensor of this name.
@@ -35,7 +35,7 @@ pub enum Error {
     Weight {
         /// The weight.
         name: String,
-        /// What is wrong.
+        /// Says what is wrong.
         detail: String,
     },
     /// libnf4 refuses the weight.
