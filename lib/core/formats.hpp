@@ -1,6 +1,7 @@
 // The formats, a row each: the codebook of the 4-bit codes, and the same in 16 bits, rounded for
 // matrix products so that the errors of many weights cancel (docs/formats.md). The 8-bit code of
-// nested scales is here too. To add a format, add a row here and an NF4_FORMAT_* in nf4.h.
+// nested scales is here too. To add a format, add a row here and an NF4_FORMAT_* in nf4.h;
+// CONTRIBUTING.md says where the bindings name it.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// The CUDA backend: the functions that api.cpp calls. In a build without CUDA, stub.cpp implements
-// them.
+// The CUDA backend: the functions that the API calls (api.cpp, api_int4.cpp, api_calls.hpp). In a
+// build without CUDA, stub.cpp implements them.
 #pragma once
 
 #include "problem.hpp"

@@ -1,4 +1,5 @@
-// Decodes 4-bit codes to scaled weights in registers. Both dequantize kernels use it.
+// Decodes codes of a codebook to scaled weights in registers, for the kernels of aligned.cuh and
+// unaligned.cuh.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// The host side of dequantize: validates locations, chooses a kernel, launches it.
+// The host side of dequantize: finds the operands' device, chooses a kernel, launches it.
 #include "cuda/backend.hpp"
 #include "cuda/dequant/choose.hpp"
 #include "cuda/dequant/kernels.hpp"

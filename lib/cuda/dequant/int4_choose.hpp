@@ -23,7 +23,8 @@ inline bool has_aligned_parts(const Int4Weight &weight) {
 }
 
 // Tells whether the layout's aligned kernel can dequantize the weight to an output on a 16-byte
-// boundary. Otherwise the kernel for any weight runs, which takes up to four times as long.
+// boundary. Otherwise the kernel for any weight runs, which takes several times as long
+// (docs/design/dequant.md).
 inline bool can_align(const Int4Weight &weight) {
   return weight.group_size % kInt4StripColumns == 0 && weight.g_idx == nullptr &&
          weight.permutation == nullptr && std::max(weight.rows, weight.cols) <= INT32_MAX &&

@@ -1,5 +1,5 @@
-// The host side of dequantize of integer weights: validates locations, chooses a kernel, launches
-// it.
+// The host side of dequantize of integer weights: finds the operands' device, chooses a kernel,
+// launches it.
 #include <algorithm>
 
 #include "cuda/backend.hpp"

@@ -1,4 +1,5 @@
-// Instantiates the kernels of one GPU family; compiled once for each family.
+// Instantiates dequantize's kernels of integer weights for one GPU family; compiled once for each
+// family.
 #include "cuda/dequant/int4_aligned.cuh"
 #include "cuda/dequant/int4_any.cuh"
 #include "cuda/dequant/int4_kernels.hpp"

@@ -1,4 +1,4 @@
-// Instantiates the kernels of one GPU family; compiled once for each family.
+// Instantiates dequantize's kernels for one GPU family; compiled once for each family.
 #include "cuda/dequant/aligned.cuh"
 #include "cuda/dequant/kernels.hpp"
 #include "cuda/dequant/unaligned.cuh"

@@ -1,4 +1,5 @@
-// Weights with a codebook: what their kernels can run, sizes and costs. Calls no CUDA.
+// Weights with a codebook: sizes, what their kernels can run, and the costs of skinny_16 and of
+// experts' kernels. matmul/cost_model.hpp has the costs of the wgmma kernels. Calls no CUDA.
 #include <algorithm>
 
 #include "cuda/matmul/args.hpp"

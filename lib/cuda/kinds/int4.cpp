@@ -1,4 +1,5 @@
-// Integer weights: what their kernels can run, sizes and costs. Calls no CUDA.
+// Integer weights: sizes, what their kernels can run, and the costs of skinny_16 and of experts'
+// kernels. matmul/cost_model.hpp has the costs of the wgmma kernels. Calls no CUDA.
 #include "core/int4.hpp"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// The gradient, whose weight is W^T: what its kernels can run, sizes and costs. Calls no CUDA.
+// The gradient, whose weight is W^T: sizes, what its kernels can run, and the costs of experts'
+// kernels. matmul/cost_model.hpp has the costs of the wgmma kernels. Calls no CUDA.
 #include <limits>
 
 #include "cuda/matmul/args.hpp"

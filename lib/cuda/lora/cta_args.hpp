@@ -1,5 +1,5 @@
-// The product x A^T, which the first CTAs of a skinny kernel (lora CTAs) compute for the others
-// (weight CTAs). No device code.
+// The arguments and sizes of the product x A^T that the first CTAs of a skinny kernel (lora CTAs)
+// compute for the others (weight CTAs). No device code.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Instantiates the kernels of one GPU family; compiled once for each family.
+// Instantiates the kernels for the gradients of an adapter's matrices, for one GPU family; compiled
+// once for each family.
 #include "cuda/lora/grad.cuh"
 #include "cuda/lora/grad_kernels.hpp"
 

@@ -1,4 +1,5 @@
-// Instantiates the kernels of one GPU family; compiled once for each family.
+// Instantiates the kernels of an adapter's product with x for one GPU family; compiled once for
+// each family.
 #include "cuda/lora/kernels.hpp"
 #include "cuda/lora/product.cuh"
 

@@ -1,4 +1,4 @@
-// Launches of x A^T with TMA.
+// Launches of x A^T with TMA: lora_product_persistent and lora_product_wide, for Hopper.
 #pragma once
 
 #include "cuda/lora/lora.hpp"

@@ -1,4 +1,4 @@
-// Instantiates the TMA kernels of one GPU family; compiled once for each family.
+// Instantiates the TMA kernels of an adapter's product with x; compiled for Hopper alone.
 #include "cuda/lora/persistent.cuh"
 #include "cuda/lora/tma_kernels.hpp"
 #include "cuda/lora/wide.cuh"

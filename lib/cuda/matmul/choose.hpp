@@ -17,8 +17,8 @@ namespace nf4::cuda {
 struct GpuFacts {
   int multiprocessors;
   int shared_bytes;   // the most that a CTA may have
-  bool tensor_cores;  // there are skinny kernels
-  bool tensor_maps;   // they copy with TMA
+  bool tensor_cores;  // mma.m16n8k16: there are skinny kernels
+  bool tensor_maps;   // TMA: skinny kernels copy with it, and there are strip kernels
   bool wgmma;         // there are wgmma kernels
   // The clusters of wgmma kernels that the GPU holds at a time, by cluster size. The number differs
   // from one H200 to another, since their groups of multiprocessors differ in size.

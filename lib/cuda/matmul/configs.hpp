@@ -1,5 +1,7 @@
 // Every kernel configuration of the products, one row each: the compile matrix, and the list of
-// tests and benchmarks. A configuration is an index into the table.
+// tests and benchmarks. A configuration is an index into the table. A row may have several kernels:
+// mma_64x64 has another one for integers and up to 16 rows of x (mma/few_rows.cuh), and skinny
+// kernels of GPTQ and AWQ have warp tiles or strips (takes_strips()).
 #pragma once
 
 #include <cstdint>
@@ -27,7 +29,7 @@ struct MatmulConfig {
   const char *name;
   MatmulKernel kernel;
   int tile_m;  // rows of x of a CTA tile
-  int tile_n;  // rows of the weight of a CTA tile; skinny kernels: of a warp tile
+  int tile_n;  // rows of the weight of a CTA tile; skinny kernels: of a warp tile, not of a strip
   ScaleOn scale_on;
   Schedule schedule;
   // Bits by WeightKind: the kinds for which there are kernels of one product, and of experts.
@@ -116,8 +118,8 @@ constexpr int first_config(bool is(int config)) {
 constexpr int kFirstSkinny = first_config(is_skinny);
 constexpr int kSkinnyCount = kSkinny16 - kFirstSkinny + 1;
 
-// The configurations before kFirstWgmma are compiled for every family of GPUs. The wgmma
-// configurations are compiled for Hopper alone, and end with those of stream-K.
+// mma_64x64 is compiled for every family of GPUs, the skinny configurations for families with
+// kTensorCores, and the wgmma configurations for Hopper alone. Those of stream-K come last.
 constexpr int kFirstWgmma = first_config(is_wgmma);
 constexpr int kFirstStreamK = first_config(is_stream_k);
 

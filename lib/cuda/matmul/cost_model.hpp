@@ -1,5 +1,7 @@
-// The estimated cost of matmul's configurations, in cycles at 1.755 GHz: rows by configuration, and
-// a column by kind of weight. Only an H200 and an H100 were timed; other GPUs use the same figures.
+// The estimated cost of the wgmma configurations and of skinny_16, in cycles at 1.755 GHz: rows by
+// configuration, and a column by kind of weight. mma_64x64, skinny_2 and skinny_8 have no cost:
+// choose_skinny() chooses them by rules. Only an H200 and an H100 were timed; other GPUs use the
+// same figures.
 #pragma once
 
 #include <array>
@@ -80,7 +82,7 @@ struct CostModel {
   double skinny16_margin;
   double strip16_start;
   double strip16_element;
-  int64_t skinny2_rows_per_cta;       // rows of the weight from which skinny_2 beats skinny_8
+  int64_t skinny2_rows_per_cta;       // rows per CTA from which skinny_2 beats skinny_8
   int64_t skinny_prefetch_bytes;      // packed bytes that a CTA prefetches into L2 at its start
   int64_t skinny_prefetch_max_bytes;  // packed bytes of a CTA above which it prefetches nothing
   int64_t l2_kept_bytes;              // packed bytes that stay in L2 beside x and y

@@ -1,4 +1,5 @@
-// Instantiates the kernels of integer weights of one GPU family; compiled once for each family.
+// Instantiates the mma and skinny kernels of integer weights for one GPU family; compiled once for
+// each family.
 #include "cuda/arch.cuh"
 #include "cuda/matmul/kernels.hpp"
 #include "cuda/matmul/mma/few_rows.cuh"

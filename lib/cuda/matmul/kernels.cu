@@ -1,4 +1,5 @@
-// Instantiates the mma and skinny kernels of one GPU family; compiled once for each family.
+// Instantiates the mma and skinny kernels of weights with a codebook for one GPU family; compiled
+// once for each family.
 #include <type_traits>
 
 #include "cuda/arch.cuh"

@@ -1,5 +1,6 @@
-// The mma and skinny kernels of a GPU family (runtime/families.hpp), a table for each kind of
-// weight. Hopper's wgmma kernels are apart (wgmma/launch.hpp). NULL: there is no such kernel.
+// The mma and skinny kernels of a GPU family (runtime/families.hpp), a table for weights with a
+// codebook and one for integers. matmul_grad/kernels.hpp has those of the gradient, and
+// wgmma/launch.hpp has the wgmma kernels. NULL: there is no such kernel.
 #pragma once
 
 #include "cuda/matmul/configs.hpp"

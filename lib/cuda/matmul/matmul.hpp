@@ -1,4 +1,5 @@
 // The host side of products and their gradient, as device_info, tests and benchmarks see it.
+// product.cpp implements it.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,5 @@
-// Where the launches of a matmul go.
+// The target of a product's launches: a LaunchTarget (runtime/target.hpp), and the facts of its GPU
+// on which the choice of a kernel depends.
 #pragma once
 
 #include "cuda/matmul/choose.hpp"

@@ -1,5 +1,5 @@
-// The gradient's kernels of a GPU family (runtime/families.hpp). Hopper's wgmma kernels are of
-// their own.
+// The gradient's mma and skinny kernels of a GPU family (runtime/families.hpp). The tables of
+// matmul/wgmma/launch.hpp have its wgmma kernels.
 #pragma once
 
 namespace nf4::cuda {

@@ -1,5 +1,6 @@
-// Products of the mma kernel's tiles with the weight transposed: rows of the weight's tile run
-// along the columns of dY, its columns along those of dX.
+// What the mma kernel (matmul/mma/kernel.cuh) does for the gradient with the tiles in shared
+// memory. The rows of the weight's tile run along the columns of dY, and its columns along those of
+// dX.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,5 @@
-// The arguments of the kernels of a grouped matmul. No device code: launches are ordinary C++.
+// The arguments of the mma and skinny kernels of a grouped matmul; wgmma_args.hpp has those of the
+// wgmma kernels. No device code: launches are ordinary C++.
 #pragma once
 
 #include <cstdint>

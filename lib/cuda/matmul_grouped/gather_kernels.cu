@@ -1,3 +1,4 @@
+// Instantiates the kernel that gathers x for the grouped wgmma kernels; compiled for Hopper alone.
 #include "cuda/matmul_grouped/gather.cuh"
 
 namespace nf4::cuda {

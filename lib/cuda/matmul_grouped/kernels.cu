@@ -1,4 +1,5 @@
-// Instantiates the grouped kernels of one GPU family; compiled once for each family.
+// Instantiates the mma and skinny kernels of a grouped matmul for one GPU family; compiled once for
+// each family.
 #include "cuda/arch.cuh"
 #include "cuda/matmul/mma/codebook_source.cuh"
 #include "cuda/matmul/mma/int4_source.cuh"

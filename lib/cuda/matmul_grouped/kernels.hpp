@@ -1,4 +1,5 @@
-// The kernels of a grouped matmul of a GPU family (runtime/families.hpp).
+// The mma and skinny kernels of a grouped matmul for a GPU family (runtime/families.hpp). The
+// tables of matmul/wgmma/launch.hpp have its wgmma kernels.
 #pragma once
 
 #include "cuda/matmul/configs.hpp"

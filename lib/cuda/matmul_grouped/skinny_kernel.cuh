@@ -1,6 +1,7 @@
-// Each expert's y = x W^T for experts with few rows: the skinny kernel's warp tiles and pipelines,
-// persistent over all experts that have rows. A chunk has up to kMaxM rows of x. An expert with
-// more rows has several chunks, and its weight is read again, mostly from L2.
+// Each expert's y = x W^T for experts with few rows and a weight with a codebook: the skinny
+// kernel's warp tiles and pipelines, persistent over all experts that have rows. A chunk has up to
+// kMaxM rows of x. An expert with more rows has several chunks, and its weight is read again,
+// mostly from L2.
 //
 // The bytes of the experts that have rows are the bound, as in matmul/skinny/kernel.cuh. Finding
 // the experts takes one more round trip to L2. docs/design/matmul-grouped.md has the experiments.

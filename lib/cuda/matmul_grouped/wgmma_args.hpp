@@ -1,4 +1,4 @@
-// The arguments of a grouped wgmma kernel.
+// The arguments of a grouped wgmma kernel, and of the kernel that gathers x for it.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// The tile scheduler of grouped products.
+// The tile scheduler of the grouped wgmma kernels.
 #pragma once
 
 #include "cuda/matmul/wgmma/scheduler.cuh"

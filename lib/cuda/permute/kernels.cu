@@ -1,4 +1,4 @@
-// Instantiates the kernels of one GPU family; compiled once for each family.
+// Instantiates the kernels that permute columns for one GPU family; compiled once for each family.
 #include "cuda/permute/kernels.hpp"
 #include "cuda/permute/weight.cuh"
 #include "cuda/permute/x.cuh"

@@ -1,4 +1,5 @@
-// Instantiates the kernels of one GPU family; compiled once for each family.
+// Instantiates the kernel that quantizes to integer weights for one GPU family; compiled once for
+// each family.
 #include "cuda/quantize/int4_kernels.hpp"
 #include "cuda/quantize/int4_weights.cuh"
 #include "nf4/nf4.h"

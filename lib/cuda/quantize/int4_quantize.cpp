@@ -1,4 +1,4 @@
-// The host side of quantize to integer weights: validates locations, launches the kernel.
+// The host side of quantize to integer weights: finds the operands' device, launches the kernel.
 #include "core/int4.hpp"
 #include "cuda/backend.hpp"
 #include "cuda/quantize/int4_args.hpp"

@@ -1,4 +1,4 @@
-// Instantiates the kernels of one GPU family; compiled once for each family.
+// Instantiates quantize's kernels for one GPU family; compiled once for each family.
 #include "cuda/quantize/kernels.hpp"
 #include "cuda/quantize/nested.cuh"
 #include "cuda/quantize/weights.cuh"

@@ -1,4 +1,5 @@
-// The host side of quantize: validates locations, chooses the kernels, launches them in order.
+// The host side of quantize: finds the operands' device, chooses the kernels, launches them in
+// order.
 #include <algorithm>
 
 #include "cuda/backend.hpp"

@@ -6,8 +6,8 @@
 //
 // A warp has a tile of 1024 elements as four steps, so that every access is contiguous and four
 // 16-byte loads per lane are in flight; work that is not per weight is done once for four runs. A
-// CTA is as small as possible, one quantization block of 4096, so that the last CTAs leave little
-// idle. docs/design/quantize.md has the experiments.
+// CTA is as small as possible, one block of the largest blocksize, 4096, so that the last CTAs
+// leave little idle. docs/design/quantize.md has the experiments.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -34,7 +34,8 @@ inline constexpr GpuFamily kGpuFamilies[] = {NF4_GPU_FAMILIES(NF4_FAMILY_ROW)};
 // none.
 const GpuFamily *family_for(int compute_capability);
 
-// Whether it is the first that runs there, which exact kernels go with.
+// Whether the family is the first that runs on the compute capability. Exact kernels (below) run
+// only beside that one.
 constexpr bool is_best_family(const GpuFamily &family, int compute_capability) {
   for (const GpuFamily &each : kGpuFamilies)
     if (each.runs_on(compute_capability)) return &each == &family;

@@ -1,4 +1,5 @@
-// Flags in a caller's workspace, which is not initialized.
+// Signatures of launches. A caller's workspace is not initialized, so a flag in it counts as set
+// only if it has a value that belongs to this launch.
 #pragma once
 
 #include <atomic>

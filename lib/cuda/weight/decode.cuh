@@ -1,7 +1,7 @@
-// The decode policies of the wgmma kernels: they turn the codes in a lane's byte into two 16-bit
-// numbers. Each policy is a lane's view of a LUT that build<Threads>() fills; all consumers call
-// it, and it returns the unit of the sums. `codebook` is a caller's, or NULL for the format's own,
-// which is in `own`.
+// The decode policies of the wgmma kernels for weights with a codebook: they turn the codes in a
+// lane's byte into two 16-bit numbers. Each policy is a lane's view of a LUT that build<Threads>()
+// fills; all consumers call it, and it returns the unit of the sums. `codebook` is a caller's, or
+// NULL for the format's own, which is in `own`.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,4 +1,4 @@
-// The description of an integer weight that every kernel gets. No CUDA types, so that arguments are
+// The description of an integer weight that its kernels get. No CUDA types, so that arguments are
 // filled in ordinary C++.
 #pragma once
 

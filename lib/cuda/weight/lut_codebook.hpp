@@ -1,4 +1,4 @@
-// A format's own codebook, in the form for kernels that build a LUT.
+// A format's own codebook, in the form from which the wgmma kernels build their LUT.
 #pragma once
 
 #include "core/formats.hpp"

@@ -1,5 +1,5 @@
-// The description of a weight that every kernel gets. No CUDA types, so that arguments are filled
-// in ordinary C++.
+// The description of a weight with a codebook that its kernels get. No CUDA types, so that
+// arguments are filled in ordinary C++.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// The mma kernel for up to 16 rows of x and integer weights: like matmul_mma, with a narrow tile of
-// x, and with K shared by the CTAs of a cluster.
+// The kernel of mma_64x64 for integer weights and up to 16 rows of x, on GPUs with tensor cores:
+// like matmul_mma, with a tile of 16 rows of x. On GPUs with clusters, the CTAs of a cluster share
+// K.
 //
 // A CTA has 64 rows of the weight; four of its warps multiply the first half of a K-tile's columns,
 // and four the second. The partial sums of both, and of the cluster's CTAs, are added in a fixed

@@ -1,5 +1,6 @@
-// y = x W^T for any product on any GPU: tiles of W and x in shared memory, with W rounded as
-// dequantize rounds it.
+// y = x W^T for any product on any GPU, mma_64x64 of configs.hpp: tiles of W and x in shared
+// memory, with W rounded as dequantize rounds it. Where there are tensor cores, few_rows.cuh takes
+// its place for integers and up to 16 rows of x.
 //
 // A CTA tile is 64 rows of the weight (A) by 64 rows of x (B), in K-tiles of 64 columns. While it
 // multiplies one K-tile, the loads of the next are in flight. It is correct for every shape and

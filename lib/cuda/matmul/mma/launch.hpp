@@ -1,4 +1,5 @@
-// The launch of the mma kernel, which runs any product on any GPU.
+// The launches of the mma kernels: matmul_mma, which runs any product on any GPU, and
+// matmul_mma_few.
 #pragma once
 
 #include <algorithm>

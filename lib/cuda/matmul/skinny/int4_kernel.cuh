@@ -1,4 +1,5 @@
-// y = x W^T for up to 16 rows of x and an integer weight: like kernel.cuh, without a LUT.
+// y = x W^T for up to 16 rows of x and a weight of compressed-tensors or GPTQ: like kernel.cuh,
+// without a LUT. takes_strips() says where GPTQ uses strip_kernel.cuh, as AWQ always does.
 //
 // Cost: 0.5 bytes read per weight and 2.5 per group; memory bounds it. docs/design/matmul-skinny.md
 // has the experiments.

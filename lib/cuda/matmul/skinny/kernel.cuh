@@ -1,4 +1,4 @@
-// y = x W^T for up to 16 rows of x: a skinny GEMM with mma.sync.
+// y = x W^T for up to 16 rows of x and a weight with a codebook: a skinny GEMM with mma.sync.
 //
 // A CTA has rows of the weight, and each of its 16 warps 256 of their columns, so that a warp's
 // part of x stays in registers for all rows. W is A, x is B. One look-up in a LUT of all 256 bytes

@@ -24,8 +24,8 @@ int plan_skinny_smem(const SkinnySmem &smem, int warps, int64_t tiles, const Gpu
 int plan_int4_skinny_smem(const SkinnySmem &smem, int64_t tiles, const GpuFacts &gpu,
                           Int4SkinnyArgs &args);
 
-// Makes the map of the packed weight. The words of compressed-tensors run along the rows, those of
-// GPTQ across them.
+// Makes the map of the packed weight. Neighbouring words are neighbours along K in
+// compressed-tensors, and along N in GPTQ.
 cudaError_t make_int4_skinny_map(const Int4View &weight, TensorMap &map);
 
 // The products of one launch, which have their configuration, dtype and kind of scales in common.

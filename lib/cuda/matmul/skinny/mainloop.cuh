@@ -1,5 +1,5 @@
-// A warp's product of a warp tile, 16 rows by 256 columns of the weight, with its part of x: the
-// work on the tile once it is in shared memory.
+// A warp's product of a warp tile, 16 rows by 256 columns of a weight with a codebook, with its
+// part of x in 16 bits: the work on the tile once it is in shared memory.
 #pragma once
 
 #include <cuda_runtime.h>

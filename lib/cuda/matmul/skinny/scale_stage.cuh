@@ -1,5 +1,6 @@
-// The scales of a CTA's rows in shared memory. They are copied as they are stored, all at once and
-// without waiting, and finished (absmax times scale code plus offset) when they are used.
+// The scales of a CTA's rows of a weight with a codebook, in shared memory. They are copied as they
+// are stored, all at once and without waiting, and finished (absmax times scale code plus offset)
+// when they are used.
 #pragma once
 
 #include "cuda/matmul/skinny/args.hpp"

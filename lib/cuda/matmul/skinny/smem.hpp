@@ -1,4 +1,4 @@
-// How a skinny kernel uses shared memory, which is also what it can run. No CUDA types.
+// How a skinny kernel uses shared memory, which limits what it can run. No CUDA types.
 #pragma once
 
 #include <cstdint>

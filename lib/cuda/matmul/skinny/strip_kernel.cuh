@@ -1,5 +1,5 @@
-// y = x W^T for up to 16 rows of x and an integer weight whose words lie along its rows (AWQ,
-// GPTQ): a skinny GEMM with mma.sync, split along K.
+// y = x W^T for up to 16 rows of x and an integer weight whose neighbouring words are neighbours
+// along N (AWQ, GPTQ), on GPUs with TMA: a skinny GEMM with mma.sync, split along K.
 //
 // A CTA has a strip of 64 to 256 rows of the weight. If there are few strips, a cluster shares the
 // columns and adds up its sums through distributed shared memory, in a fixed order. Warps that are

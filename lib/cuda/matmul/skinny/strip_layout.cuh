@@ -1,6 +1,6 @@
-// The layouts of integer weights whose words lie along the rows of the weight, for the strip
-// kernels. A lane of group g has rows 8g to 8g + 7 of its warp's 64: fragment rows g and g + 8 of
-// the i-th of four row tiles are rows 8g + 2i and 8g + 2i + 1.
+// The layouts of integer weights for the strip kernels: those whose neighbouring words are
+// neighbours along N. A lane of group g has rows 8g to 8g + 7 of its warp's 64: fragment rows g and
+// g + 8 of the i-th of four row tiles are rows 8g + 2i and 8g + 2i + 1.
 #pragma once
 
 #include "cuda/matmul/skinny/int4_mainloop.cuh"

@@ -19,8 +19,9 @@ constexpr int strip_warps_k(int warps_n) { return kStripWarps / warps_n; }
 constexpr int narrow_strip(nf4_int4_layout layout) { return layout == NF4_INT4_AWQ ? 2 : 1; }
 constexpr int wide_strip(nf4_int4_layout layout) { return narrow_strip(layout) * 2; }
 
-// Where words lie along the rows of the weight. Up to 2 rows of x with GPTQ's layout are faster in
-// the other skinny kernels where there are many rows.
+// Whether the skinny kernel of a layout, for up to max_m rows of x, is a strip kernel. AWQ has no
+// other. GPTQ has both: strips need TMA, and with up to 2 rows of x the warp tiles of
+// int4_kernel.cuh are faster if the weight has many rows.
 constexpr bool takes_strips(nf4_int4_layout layout, int max_m, bool tensor_maps) {
   return layout == NF4_INT4_AWQ || (layout == NF4_INT4_GPTQ && max_m > 2 && tensor_maps);
 }

@@ -3,12 +3,12 @@
 //
 // CTAs are persistent, one per multiprocessor, and warp-specialized: a producer warpgroup loads x,
 // the weight and its scales; each consumer warpgroup decodes 64 rows of the weight while the tensor
-// cores multiply the previous step. The two mainloops apply scales to sums or to weights. If there
-// are few tiles, clusters split them along K, or the CTAs of the stream-K kernels, which also share
-// tiles that do not fill the last wave. The bound is shared memory up to 128 rows of x, then
-// decoding between two steps (1200 cycles where the tensor cores take 1024), and power from about
-// 1000 rows on. docs/design/matmul-wgmma.md draws the data path and has the cycle counts and
-// experiments.
+// cores multiply the previous step. Three mainloops apply scales to the sums of a step, to those of
+// a K-tile (integers), or to weights. If there are few tiles, clusters split them along K, or the
+// CTAs of the stream-K kernels, which also share tiles that do not fill the last wave. The bound is
+// shared memory up to 128 rows of x, then decoding between two steps (1200 cycles where the tensor
+// cores take 1024), and power from about 1000 rows on. docs/design/matmul-wgmma.md draws the data
+// path and has the cycle counts and experiments.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,5 @@
-// The kinds of weight of the wgmma kernels. lib/cuda/meson.build lists their names.
+// The kinds of weight of the wgmma kernels, for which each layout of integers is a kind.
+// lib/cuda/meson.build lists their names.
 #pragma once
 
 #include "cuda/matmul/wgmma/codebook.cuh"

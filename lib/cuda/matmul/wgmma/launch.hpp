@@ -14,7 +14,7 @@ struct WgmmaKernel {
   int threads;
   int smem_bytes;
   int x_box_rows;          // of a TMA box of x
-  const void *kernels[2];  // fp16, bf16: WgmmaArgs
+  const void *kernels[2];  // fp16, bf16; args: WgmmaArgs or Int4WgmmaArgs
   const void *lora[2];     // the same for products with an adapter
 };
 

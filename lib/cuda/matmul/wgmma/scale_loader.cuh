@@ -1,4 +1,5 @@
-// The two producer warps that load the scales of a weight, finish them and store them by K-tiles.
+// The two producer warps that load the scales of a weight with a codebook, finish them and store
+// them by K-tiles.
 #pragma once
 
 #include <cstdint>

@@ -31,8 +31,8 @@ constexpr FewerRows fewer_rows(const MatmulConfig &config) {
   return fewer_rows(config.tile_m, config.tile_n, config.scale_on);
 }
 
-// kTileM rows of x by 64 rows of the weight for each consumer warpgroup. `KindOfWeight`:
-// codebook.cuh, int4.cuh.
+// kTileM rows of x by 64 rows of the weight for each consumer warpgroup. `KindOfWeight` is a
+// TileKind of codebook.cuh, transposed.cuh or int4.cuh.
 template <int Config, class KindOfWeight>
 struct CtaTile {
   using Kind = KindOfWeight;
