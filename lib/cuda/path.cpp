@@ -62,8 +62,17 @@ nf4_path path_of(const GroupedProblemOf<W> &problem, int config, const MatmulTar
   return fused_if(is_wgmma(config) || rows <= most_expert_rows(target));
 }
 
-nf4_path path_of(const MatmulProblem &, int config, const MatmulTarget &) {
-  return fused_if(!is_mma(config));
+// The multistage kernels decode a weight anew for every 128 rows of x, and take longer than a dense
+// product from some number of rows on. Up to 8 rows CTAs do not share tiles, as the workspace has
+// no room. On GPUs of compute capability 10.x dense products have faster tensor cores, so that few
+// rows of x are the limit.
+bool multistage_pays(const MatmulProblem &problem, const MatmulTarget &target) {
+  const int64_t least = 9, most = target.device.compute_capability / 10 == 10 ? 16 : 256;
+  return problem.m >= least && problem.m <= most;
+}
+
+nf4_path path_of(const MatmulProblem &problem, int config, const MatmulTarget &target) {
+  return fused_if(is_multistage(config) ? multistage_pays(problem, target) : !is_mma(config));
 }
 
 nf4_path path_of(const Int4MatmulProblem &problem, int config, const MatmulTarget &target) {

@@ -18,7 +18,7 @@ using namespace nf4::test;
 namespace {
 
 std::string name_of(char config, char cluster_size) {
-  return std::string(cuda::kMatmulConfigs[config - 'a'].name) + ", a tile shared by " +
+  return std::string(cuda::kMatmulConfigs[config_of(config)].name) + ", a tile shared by " +
          cluster_size;
 }
 
@@ -42,11 +42,13 @@ TEST_CASE("the choice of matmul's kernel", "[matmul]") {
     INFO("product " << i << ": " << test.problem.m << " rows of x, " << weight.rows << " x "
                     << weight.cols << " on compute capability " << test.gpu->compute_capability);
     const int size = cuda::is_wgmma(choice.config) ? choice.plan.cluster_size : 1;
-    if (cuda::is_wgmma(choice.config)) plans.add(choice.plan);
-    if (cuda::is_stream_k(choice.config)) CHECK((size == 1) == (choice.plan.stream_k_tiles > 0));
+    if (cuda::is_wgmma(choice.config)) {
+      plans.add(choice.plan);
+      if (cuda::is_stream_k(choice.config)) CHECK((size == 1) == (choice.plan.stream_k_tiles > 0));
+    }
     check_stream_k_fits(test.problem, gpu);
     check_stream_k_fits(cuda::transposed(test.problem), gpu);
-    CHECK(name_of(static_cast<char>('a' + choice.config), static_cast<char>('0' + size)) ==
+    CHECK(name_of(letter_of(choice.config), static_cast<char>('0' + size)) ==
           name_of(expected[2 * i], expected[2 * i + 1]));
     CHECK(cuda::can_run(test.problem, gpu, choice.config));
   }

@@ -56,7 +56,7 @@ void check_counts(const MatmulCounts &counts, int least,
     for (int config = configs.first; config < configs.end; ++config) {
       INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
       if (cuda::matmul_has(*family, config, compute_capability()) &&
-          (config == cuda::kMma64x64 || much_shared_memory()))
+          (!cuda::is_skinny(config) || much_shared_memory()))
         CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
 }
@@ -71,9 +71,12 @@ MatmulCase sorted_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape
 
 // A case that is aligned, in memory and in its columns, is not kMma64x64's where there are others.
 void check_not_mma(const PlacedMatmul &placed, const MatmulCase &test) {
-  const cuda::GpuFamily *const family = runnable_families()[0];
-  if (much_shared_memory() && cuda::matmul_has(*family, cuda::kSkinny2, compute_capability()) &&
-      (test.m <= 16 || cuda::matmul_has(*family, cuda::kFirstWgmma, compute_capability())))
+  const auto has = [](int config) {
+    return cuda::matmul_has(*runnable_families()[0], config, compute_capability());
+  };
+  const bool fp32 = test.weight.kind.dtype == NF4_DTYPE_FP32;
+  if (test.m <= 16 && much_shared_memory() ? has(cuda::kSkinny2)
+                                           : !fp32 && has(cuda::kFirstMultistage))
     CHECK(placed.used(test) != cuda::kMma64x64);
 }
 
@@ -285,7 +288,8 @@ TEST_CASE("stream-K kernels end on few multiprocessors", "[cuda][matmul]") {
   Rng rng(0xf900000);
   for (const char *const name :
        {"wgmma_16x256_stream_k", "wgmma_32x256_stream_k", "wgmma_64x128_stream_k",
-        "wgmma_128x128_stream_k", "wgmma_208x128_stream_k", "wgmma_256x128_stream_k"}) {
+        "wgmma_128x128_stream_k", "wgmma_208x128_stream_k", "wgmma_256x128_stream_k",
+        "multistage_16x256", "multistage_32x256", "multistage_64x256", "multistage_128x256"}) {
     const int config = cuda::config_named(name);
     const ForcedMatmul forced(runnable_families()[0], config);
     const MatmulCase test =

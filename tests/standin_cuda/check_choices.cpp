@@ -66,11 +66,13 @@ constexpr Row kRows[] = {
     {kH200, "sm90", int4_grouped<NF4_INT4_AWQ, 4096>, "matmul_wgmma"},
     {kH200, "sm90", int4_grouped<NF4_INT4_COMPRESSED_TENSORS, 4096>, "matmul_wgmma"},
     {kA100, "sm80", matmul<1>, "matmul_skinny"},
-    {kA100, "sm80", matmul<300>, "matmul_mma"},
+    {kA100, "sm80", matmul<300>, "matmul_multistage"},
     {kA100, "sm80", batch<1>, "matmul_skinny_batch"},
     {kA100, "sm80", int4<NF4_INT4_GPTQ, 1>, "int4_matmul_skinny"},
-    // A byte LUT and pipelines take more than its 99 KiB of shared memory.
-    {kL4, "sm80", matmul<1>, "matmul_mma"},
+    // The byte LUT and the pipelines of skinny take more than its 99 KiB of shared memory.
+    {kL4, "sm80", matmul<1>, "matmul_multistage"},
+    {kL4, "sm80", matmul<300>, "matmul_multistage"},
+    {kL4, "sm80", gradient<300>, "matmul_mma"},
     {kL4, "sm80", int4<NF4_INT4_GPTQ, 1>, "int4_matmul_skinny"},
     {kT4, "sm75", matmul<1>, "matmul_mma"},
 };

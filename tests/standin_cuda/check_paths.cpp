@@ -170,10 +170,16 @@ struct Row {
 };
 
 const Row kRows[] = {
-    // Few rows of x by skinny kernels, where their shared memory fits; many by wgmma.
+    // Few rows of x by skinny kernels, where their shared memory fits, else by multistage kernels.
+    // More by wgmma, or by multistage kernels up to a limit.
     {forward, kFp16, 1, {}, kDense, kFused, kDense, kFused, kFused},
-    {forward, kBf16, 16, {}, kDense, kFused, kDense, kFused, kFused},
-    {forward, kBf16, 17, {}, kDense, kDense, kDense, kFused, kDense},
+    {forward, kBf16, 8, {}, kDense, kFused, kDense, kFused, kFused},
+    {forward, kBf16, 9, {}, kDense, kFused, kFused, kFused, kFused},
+    {forward, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused},
+    {forward, kBf16, 17, {}, kDense, kFused, kFused, kFused, kDense},
+    {forward, kFp16, 256, {}, kDense, kFused, kFused, kFused, kDense},
+    {forward, kBf16, 17, with(&Shape::codebook), kDense, kFused, kFused, kFused, kDense},
+    {forward, kBf16, 257, {}, kDense, kDense, kDense, kFused, kDense},
     {forward, kFp16, 4096, {}, kDense, kDense, kDense, kFused, kDense},
     {forward, kFp32, 1, {}, kDense, kFused, kDense, kFused, kFused},
     {forward, kFp32, 17, {}, kDense, kDense, kDense, kDense, kDense},

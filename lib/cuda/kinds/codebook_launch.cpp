@@ -6,6 +6,7 @@
 #include "cuda/matmul/kernels.hpp"
 #include "cuda/matmul/launch.hpp"
 #include "cuda/matmul/mma/launch.hpp"
+#include "cuda/matmul/multistage/launch.hpp"
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
@@ -76,6 +77,13 @@ cudaError_t run_skinny(const MatmulTarget &target, const MatmulProblem &problem,
   return launch_skinny(target, kernel, args, lora, problem.dtype, config);
 }
 
+cudaError_t run_multistage(const MatmulTarget &target, const MatmulProblem &problem,
+                           const MatmulArgs &args, int config) {
+  return launch_multistage(target, problem, args,
+                           decode_args(problem.weight, problem.dtype, kMatmulConfigs[config]),
+                           config);
+}
+
 const void *batch_kernel_for(const GpuFamily &family, const MatmulProblem &problem, int config) {
   if (!is_skinny(config)) return nullptr;
   return kernels_of<MatmulKernels>(family)
@@ -90,8 +98,9 @@ cudaError_t run_skinny_batch(const MatmulTarget &target, const MatmulArgs *args,
 }
 
 cudaError_t load_family_kernels(const GpuFamily &family, const Device &device, const Weight &) {
-  const cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
-  return error == cudaSuccess ? allow_skinny(family, device) : error;
+  cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
+  if (error == cudaSuccess) error = allow_skinny(family, device);
+  return error == cudaSuccess ? load_multistage_kernels(family, device) : error;
 }
 
 const void *experts_mma_kernel(const GroupedKernels &kernels, const GroupedProblem &problem) {

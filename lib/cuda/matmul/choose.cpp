@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cuda/matmul/args.hpp"
+#include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
 namespace nf4::cuda {
@@ -124,6 +125,18 @@ WgmmaPlan plan_wgmma(const MatmulSize &size, const GpuFacts &gpu, const CostMode
   return plan;
 }
 
+bool multistage_sizes_can_run(const MatmulSize &size, const GpuFacts &gpu, int config) {
+  constexpr int64_t kMaxCols = int64_t{1} << 22;
+  constexpr int64_t kMaxRows = int64_t{1} << 30;  // of x or the weight
+  const MatmulConfig &tile = kMatmulConfigs[config];
+  return has_kernel(size.kind, config) && gpu.tensor_cores && size.dtype != NF4_DTYPE_FP32 &&
+         gpu.shared_bytes >= multistage_smem_bytes(tile.tile_m) && size.rows > 0 && size.m > 0 &&
+         size.cols > 0 && size.cols % kMultistageTileK == 0 && size.cols <= kMaxCols &&
+         size.scale_columns >= kMultistageTileK && size.rows <= kMaxRows && size.m <= kMaxRows &&
+         ceil_divide(size.rows, tile.tile_n) * ceil_divide(size.m, tile.tile_m) <=
+             std::numeric_limits<int>::max() / 2;
+}
+
 template <class W>
 bool wgmma_sizes_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   constexpr int64_t kMaxCols = int64_t{1} << 22;   // offsets within 256 rows have 31 bits
@@ -162,7 +175,7 @@ void choose_wgmma(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const 
   double least = std::numeric_limits<double>::infinity();
   if (choice.config == kSkinny16)
     least = model.skinny16_margin * skinny16_cycles(problem.weight, gpu, model);
-  for (int config = kFirstWgmma; config < kMatmulConfigCount; ++config) {
+  for (int config = kFirstWgmma; config < kFirstMultistage; ++config) {
     if (config != forced.value_or(config) || !wgmma_can_run(problem, gpu, config)) continue;
     const WgmmaPlan plan = plan_wgmma(size_of(problem), gpu, model, config);
     if (plan.cycles >= least) continue;

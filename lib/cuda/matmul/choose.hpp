@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "cuda/matmul/args.hpp"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/cost_model.hpp"
 #include "cuda/matmul/workspace.hpp"
@@ -72,18 +73,30 @@ constexpr bool skinny16_always_wins(const Int4Weight &) { return false; }
 
 // ---- The choice ----------------------------------------------------------------------------
 
+// Returns whether there is a multistage kernel for these sizes.
+bool multistage_sizes_can_run(const MatmulSize &size, const GpuFacts &gpu, int config);
+
 // Returns whether the sizes suit the wgmma kernels of any kind.
 template <class W>
 bool wgmma_sizes_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config);
 
 template <class W>
 bool wgmma_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
-  return has_kernel(kind_of(problem.weight), config) && wgmma_shape_can_run(problem, gpu, config);
+  return is_wgmma(config) && has_kernel(kind_of(problem.weight), config) &&
+         wgmma_shape_can_run(problem, gpu, config);
+}
+
+// Whether a multistage kernel runs the product. Copies take 16 bytes of rows.
+template <class W>
+bool multistage_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
+  return multistage_sizes_can_run(size_of(problem), gpu, config) &&
+         is_multiple(problem.weight.packed, 16) && has_x_vectors(problem);
 }
 
 template <class W>
 bool can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   if (is_wgmma(config)) return wgmma_can_run(problem, gpu, config);
+  if (is_multistage(config)) return multistage_can_run(problem, gpu, config);
   return is_mma(config) || skinny_can_run(problem, gpu, config);
 }
 
@@ -116,6 +129,9 @@ auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostM
                    Load load, MatmulChoice &choice) {
   using Error = decltype(load(gpu));
   choice.config = choose_skinny(problem, gpu, model);
+  const int multistage = multistage_config(problem.m);
+  if (choice.config == kMma64x64 && !gpu.wgmma && multistage_can_run(problem, gpu, multistage))
+    choice.config = multistage;
   if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8 ||
       (choice.config == kSkinny16 && skinny16_always_wins(problem.weight)) ||
       problem.dtype == NF4_DTYPE_FP32)

@@ -12,7 +12,7 @@
 
 namespace nf4::cuda {
 
-enum class MatmulKernel : uint8_t { kMma, kSkinny, kWgmma };
+enum class MatmulKernel : uint8_t { kMma, kSkinny, kWgmma, kMultistage };
 
 // A scale multiplies each weight, as dequantize does, or the fp32 sums of its block.
 enum class ScaleOn : uint8_t { kWeights, kSums };
@@ -46,7 +46,7 @@ constexpr uint8_t kNone = 0, kCodebook = 1 << static_cast<int>(WeightKind::kCode
                   kTransposed = 1 << static_cast<int>(WeightKind::kTransposed),
                   kAllKinds = kCodebook | kInt4 | kTransposed;
 constexpr MatmulKernel kMma = MatmulKernel::kMma, kSkinny = MatmulKernel::kSkinny,
-                       kWgmma = MatmulKernel::kWgmma;
+                       kWgmma = MatmulKernel::kWgmma, kMultistage = MatmulKernel::kMultistage;
 constexpr ScaleOn kWeights = ScaleOn::kWeights, kSums = ScaleOn::kSums;
 constexpr Schedule kDataParallel = Schedule::kDataParallel, kStreamK = Schedule::kStreamK;
 
@@ -78,6 +78,10 @@ inline constexpr MatmulConfig kConfigs[] = {
     {"wgmma_32x256_stream_k", kWgmma, 32, 256, kSums, kStreamK, kCodebook | kInt4, kNone},
     {"wgmma_64x128_stream_k", kWgmma, 64, 128, kSums, kStreamK, kAllKinds, kNone},
     {"wgmma_16x256_stream_k", kWgmma, 16, 256, kSums, kStreamK, kCodebook | kInt4, kNone},
+    {"multistage_16x256", kMultistage, 16, 256, kSums, kStreamK, kCodebook, kNone},
+    {"multistage_32x256", kMultistage, 32, 256, kSums, kStreamK, kCodebook, kNone},
+    {"multistage_64x256", kMultistage, 64, 256, kSums, kStreamK, kCodebook, kNone},
+    {"multistage_128x256", kMultistage, 128, 256, kWeights, kStreamK, kCodebook, kNone},
 };
 // clang-format on
 
@@ -104,6 +108,9 @@ constexpr bool is_skinny(int config) {
 constexpr bool is_wgmma(int config) {
   return kMatmulConfigs[config].kernel == MatmulKernel::kWgmma;
 }
+constexpr bool is_multistage(int config) {
+  return kMatmulConfigs[config].kernel == MatmulKernel::kMultistage;
+}
 constexpr bool is_stream_k(int config) {
   return kMatmulConfigs[config].schedule == Schedule::kStreamK;
 }
@@ -122,22 +129,33 @@ constexpr int kSkinnyCount = kSkinny16 - kFirstSkinny + 1;
 // kTensorCores, and the wgmma configurations for Hopper alone. Those of stream-K come last.
 constexpr int kFirstWgmma = first_config(is_wgmma);
 constexpr int kFirstStreamK = first_config(is_stream_k);
+// From here on all configurations are multistage, up to the last.
+constexpr int kFirstMultistage = first_config(is_multistage);
+constexpr int kMultistageCount = kMatmulConfigCount - kFirstMultistage;
 
 constexpr bool configs_in_order() {
   for (int i = 0; i < kMatmulConfigCount; ++i)
     if (is_skinny(i) != (i >= kFirstSkinny && i <= kSkinny16) ||
-        is_wgmma(i) != (i >= kFirstWgmma) || is_stream_k(i) != (i >= kFirstStreamK))
+        is_wgmma(i) != (i >= kFirstWgmma && i < kFirstMultistage) ||
+        is_multistage(i) != (i >= kFirstMultistage) || is_stream_k(i) != (i >= kFirstStreamK))
       return false;
   return true;
 }
 static_assert(configs_in_order());
+
+// The multistage configuration whose tile holds m rows of x, or the widest.
+constexpr int multistage_config(int64_t m) {
+  int config = kFirstMultistage;
+  while (config + 1 < kMatmulConfigCount && kMatmulConfigs[config].tile_m < m) ++config;
+  return config;
+}
 
 constexpr int kMaxClusterSize = 8;  // of wgmma kernels: what any GPU allows
 
 // Whether CTAs may share each tile of a stream-K configuration (split-K): not the widest, whose
 // sums fill the registers.
 constexpr bool has_split_k(int config) {
-  return is_stream_k(config) && kMatmulConfigs[config].tile_m <= 256;
+  return is_wgmma(config) && is_stream_k(config) && kMatmulConfigs[config].tile_m <= 256;
 }
 
 constexpr bool has_kernel(WeightKind kind, int config) {

@@ -159,7 +159,7 @@ inline constexpr CostModel kTransposedCosts = transposed_costs();
 
 // Every wgmma kernel has a cost.
 constexpr bool costs_match(const CostModel &model, WeightKind kind) {
-  for (int i = kFirstWgmma; i < kMatmulConfigCount; ++i)
+  for (int i = kFirstWgmma; i < kFirstMultistage; ++i)
     if (has_kernel(kind, i) != (model.k_tile[i] != 0)) return false;
   return true;
 }

@@ -73,7 +73,7 @@ constexpr const char *launching(const Int4Weight &) { return "launching int4_mat
 
 // ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
 
-// Enqueues a mma or skinny kernel. The target's device is current.
+// Enqueues a mma, skinny or multistage kernel. The target's device is current.
 cudaError_t run_mma(const MatmulTarget &target, const MatmulProblem &problem,
                     const MatmulArgs &args);
 cudaError_t run_mma(const MatmulTarget &target, const GradProblem &problem, const MatmulArgs &args);
@@ -85,6 +85,13 @@ cudaError_t run_skinny(const MatmulTarget &target, const GradProblem &problem,
                        const MatmulArgs &args, int config);
 cudaError_t run_skinny(const MatmulTarget &target, const Int4MatmulProblem &problem,
                        const Int4MatmulArgs &args, int config);
+
+cudaError_t run_multistage(const MatmulTarget &target, const MatmulProblem &problem,
+                           const MatmulArgs &args, int config);
+cudaError_t run_multistage(const MatmulTarget &target, const GradProblem &problem,
+                           const MatmulArgs &args, int config);
+cudaError_t run_multistage(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                           const Int4MatmulArgs &args, int config);
 
 // The kernel of a skinny configuration for several weights in one launch; NULL if there is none.
 const void *batch_kernel_for(const GpuFamily &family, const MatmulProblem &problem, int config);

@@ -135,6 +135,8 @@ cudaError_t launch_one(const MatmulTarget &target, const MatmulProblemOf<W> &giv
       return launch_wgmma(target, problem, args, choice);
     case MatmulKernel::kSkinny:
       return run_skinny(target, problem, args, choice.config);
+    case MatmulKernel::kMultistage:
+      return run_multistage(target, problem, args, choice.config);
     case MatmulKernel::kMma:
       break;
   }
@@ -271,7 +273,7 @@ void force_matmul_grad(std::optional<int> config) { forced_configs[true] = confi
 bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
   if (is_wgmma(config))
     return has_kernel(WeightKind::kCodebook, config) && has_wgmma(family, compute_capability);
-  return is_mma(config) || family.tensor_cores;
+  return is_mma(config) || (has_kernel(WeightKind::kCodebook, config) && family.tensor_cores);
 }
 
 bool matmul_grad_has(const GpuFamily &family, int config, int compute_capability) {

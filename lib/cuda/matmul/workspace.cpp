@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/backend.hpp"
+#include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 
 namespace nf4::cuda {
@@ -11,7 +12,7 @@ namespace {
 // The narrowest stream-K tile that holds m rows of x, else the widest.
 constexpr const MatmulConfig &stream_k_config(WeightKind kind, int64_t m) {
   int best = -1;
-  for (int i = kFirstStreamK; i < kMatmulConfigCount; ++i) {
+  for (int i = kFirstStreamK; i < kFirstMultistage; ++i) {
     if (!has_kernel(kind, i)) continue;
     const int64_t tile_m = kMatmulConfigs[i].tile_m;
     const int64_t best_m = best < 0 ? 0 : int64_t{kMatmulConfigs[best].tile_m};
@@ -44,9 +45,9 @@ static_assert(kNoStreamKUpTo[0] == 8 && kNoStreamKUpTo[1] == 8 && kNoStreamKUpTo
 constexpr int sums_of(const MatmulConfig &config) { return config.tile_m * config.tile_n; }
 
 constexpr bool stream_k_in_order() {
-  for (int i = 0; i < kMatmulConfigCount; ++i) {
+  for (int i = 0; i < kFirstMultistage; ++i) {
     if (is_stream_k(i) != (i >= kFirstStreamK)) return false;
-    for (int j = kFirstStreamK; j < kMatmulConfigCount; ++j) {
+    for (int j = kFirstStreamK; j < kFirstMultistage; ++j) {
       const MatmulConfig &a = kMatmulConfigs[i], &b = kMatmulConfigs[j];
       if (is_stream_k(i) && a.tile_m < b.tile_m && sums_of(a) > sums_of(b)) return false;
     }
@@ -77,7 +78,7 @@ MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
     return std::min(ceil_divide(size, tile), kMaxCtas * kMinKTiles);
   };
   const int most = most_sums(size);
-  for (int i = kFirstStreamK; most > 0 && i < kMatmulConfigCount; ++i) {
+  for (int i = kFirstStreamK; most > 0 && i < kFirstMultistage; ++i) {
     const MatmulConfig &config = kMatmulConfigs[i];
     if (!has_kernel(size.kind, i) || sums_of(config) > most) continue;
     const int64_t k_tiles =
@@ -86,6 +87,19 @@ MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
     ctas = std::max(ctas, config_ctas);
     sums_bytes = std::max(sums_bytes, config_ctas * sums_of(config) * 4);
   }
+  if (most > 0 && has_kernel(size.kind, kFirstMultistage)) add_multistage(size);
+}
+
+void MatmulWorkspace::add_multistage(const MatmulSize &size) {
+  const MatmulConfig &config = kMatmulConfigs[multistage_config(size.m)];
+  const auto count = [](int64_t size, int64_t tile) {
+    return std::min(ceil_divide(size, tile), kMaxMultistageCtas * kMultistageMinKTiles);
+  };
+  const int64_t k_tiles = count(size.rows, config.tile_n) * count(size.m, config.tile_m) *
+                          count(size.cols, kMultistageTileK);
+  const int64_t config_ctas = std::min(kMaxMultistageCtas, k_tiles / kMultistageMinKTiles);
+  ctas = std::max(ctas, config_ctas);
+  sums_bytes = std::max(sums_bytes, config_ctas * sums_of(config) * 4);
 }
 
 int64_t lora_workspace_bytes(const MatmulProblem &problem) {

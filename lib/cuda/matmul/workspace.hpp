@@ -28,11 +28,13 @@ bool workspace_holds(const MatmulSize &size, int config);
 
 // The part of the workspace that stream-K kernels exchange sums through: a flag for each warp of a
 // CTA, then the partial sums of each CTA. The GPU is not known here, so it is large enough for any
-// Hopper GPU.
+// Hopper GPU, and for the multistage kernels on any other.
 struct MatmulWorkspace {
   static constexpr int64_t kMaxCtas = 144;
   static constexpr int64_t kFlags = 16;  // flags of a CTA, of 8 bytes: one a warp, 128 bytes in all
   static constexpr int64_t kMinKTiles = 4;  // the fewest K-tiles of a CTA
+  // The same for the multistage kernels, for any GPU that has no wgmma.
+  static constexpr int64_t kMaxMultistageCtas = 170;
 
   int64_t ctas = 0;
   int64_t sums_bytes = 0;
@@ -42,6 +44,9 @@ struct MatmulWorkspace {
   explicit MatmulWorkspace(const MatmulProblemOf<W> &problem) : MatmulWorkspace(size_of(problem)) {}
   int64_t flags_bytes() const { return ctas * kFlags * 8; }
   int64_t bytes() const { return flags_bytes() + sums_bytes; }
+
+ private:
+  void add_multistage(const MatmulSize &size);
 };
 
 // Returns the bytes of the adapter's part, which lies behind the rest of the workspace of a product

@@ -63,7 +63,7 @@ struct WgmmaTableMaker {
     return {{{row<kFirstWgmma + Index>()...}}};
   }
   static auto make() {
-    return make(std::make_integer_sequence<int, kMatmulConfigCount - kFirstWgmma>());
+    return make(std::make_integer_sequence<int, kFirstMultistage - kFirstWgmma>());
   }
 };
 

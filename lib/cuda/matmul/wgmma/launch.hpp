@@ -20,7 +20,7 @@ struct WgmmaKernel {
 
 // A row for each wgmma configuration; rows without kernels are empty.
 struct WgmmaKernels {
-  WgmmaKernel rows[kMatmulConfigCount - kFirstWgmma];
+  WgmmaKernel rows[kFirstMultistage - kFirstWgmma];
 
   const WgmmaKernel &operator[](int config) const { return rows[config - kFirstWgmma]; }
 };

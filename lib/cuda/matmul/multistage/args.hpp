@@ -1,0 +1,39 @@
+// The arguments of a multistage kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/args.hpp"
+#include "cuda/weight/lut_codebook.hpp"
+
+namespace nf4::cuda {
+
+// How the tiles of y are divided among CTAs. All CTAs share the K-tiles of the first shared_tiles
+// tiles, as many as the last waves of whole tiles would have (stream-K): those K-tiles are numbered
+// one tile after the other, and a CTA has cta_k_tiles of them, and one more if it is among the
+// first big_ctas. Of the other tiles, each CTA has every gridDim.x-th.
+struct TileSchedule {
+  int tiles;
+  int n_tiles;
+  int m_tiles;
+  int raster_group;  // tiles of x that are made with one row of tiles before the next
+  int k_tiles;       // of a tile
+  int shared_tiles;
+  int cta_k_tiles;
+  int big_ctas;
+};
+
+template <class MatmulArgs, class DecodeArgs>
+struct MultistageArgsOf {
+  MatmulArgs matmul;
+  DecodeArgs decode;
+  TileSchedule schedule;
+  uint64_t *flags;     // of each CTA: the signature, once its partial sums are stored
+  uint64_t signature;  // this launch's own
+  float4 *partials;    // partial sums that CTAs store for others
+  bool scale_vectors;  // scales may be loaded for four K-tiles at once
+  bool y_vectors;      // four neighbours in y may be stored at once
+};
+using MultistageArgs = MultistageArgsOf<MatmulArgs, LutCodebook>;
+
+}  // namespace nf4::cuda

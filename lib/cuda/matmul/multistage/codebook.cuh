@@ -1,0 +1,248 @@
+// Weights with a codebook, for the multistage kernels: copies of packed codes, look-ups, scales.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/element.cuh"
+#include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/multistage/args.hpp"
+#include "cuda/matmul/multistage/tile.hpp"
+#include "cuda/matmul/multistage/x_stage.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/weight/byte_lut.cuh"
+#include "cuda/weight/scales.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// A table in shared memory of the 256 pairs of entries that a byte may have, an Entry each, in 16
+// or 32 copies side by side, so that the lanes that load at a time read from different banks.
+template <class Entry>
+class PairLut {
+  static constexpr int kCopies = 128 / sizeof(Entry);
+  static constexpr int kLog2 = 7;  // bytes of an entry's copies
+
+ public:
+  static constexpr int kBytes = 256 << kLog2;
+
+  __device__ __forceinline__ explicit PairLut(const uint8_t *lut)
+      : lane_(lut + threadIdx.x % kCopies * sizeof(Entry)) {}
+
+  // All threads of the CTA call it, each with the pair of byte threadIdx.x.
+  static __device__ __forceinline__ void fill(uint8_t *lut, Entry pair) {
+    static_assert(kMultistageThreads == 256);
+    constexpr int kPer = 16 / sizeof(Entry);
+    uint4 vector;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) reinterpret_cast<Entry *>(&vector)[i] = pair;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int chunk = (i + threadIdx.x) % 8;  // different banks
+      *reinterpret_cast<uint4 *>(lut + (threadIdx.x << kLog2) + chunk * 16) = vector;
+    }
+  }
+
+  __device__ __forceinline__ Entry pair(uint32_t word, int byte) const {
+    const int shift = byte * 8 - kLog2;
+    const uint32_t shifted = shift < 0 ? word << -shift : word >> (shift & 31);
+    return *reinterpret_cast<const Entry *>(lane_ + (shifted & 0xffu << kLog2));
+  }
+
+ private:
+  const uint8_t *lane_;
+};
+
+// Decodes to entries of the codebook in T. Scales multiply sums.
+template <class T>
+struct DecodeEntries {
+  using Entry = uint32_t;
+
+  // The pair of the byte threadIdx.x, and the unit of entries.
+  static __device__ __forceinline__ Entry make(const MultistageArgs &args, float &unit) {
+    const uint32_t entry = lane_entry<T>(args.decode.rounded, args.matmul.weight.codebook, unit);
+    const uint32_t second = __shfl_sync(0xffffffffu, entry, threadIdx.x % 16, 16);
+    const uint32_t first = __shfl_sync(0xffffffffu, entry, threadIdx.x / 16, 16);
+    return __byte_perm(first, second, 0x5410);
+  }
+  static __device__ __forceinline__ uint32_t weights(Entry pair, float) { return pair; }
+};
+
+// Decodes to weights in T, as dequantize rounds them.
+template <class T>
+struct DecodeWeights {
+  using Entry = float2;
+
+  static __device__ __forceinline__ Entry make(const MultistageArgs &args, float &unit) {
+    unit = 1.0f;
+    const float *const callers = args.matmul.weight.codebook;
+    const auto entry = [&](int code) {
+      return callers != nullptr ? callers[code] : args.decode.exact[code];
+    };
+    return {entry(threadIdx.x / 16), entry(threadIdx.x % 16)};
+  }
+  static __device__ __forceinline__ uint32_t weights(Entry pair, float scale) {
+    return pack_pair(T{}, multiply_rn(pair.x, scale), multiply_rn(pair.y, scale));
+  }
+};
+
+template <class T, ScaleOn On>
+using DecodeOf = std::conditional_t<On == ScaleOn::kSums, DecodeEntries<T>, DecodeWeights<T>>;
+
+// The scales of this lane's own row, one a K-tile. Those of two K-tiles are finished at a time,
+// while the next two are in flight.
+class RowScales {
+ public:
+  __device__ __forceinline__ RowScales(const MultistageArgs &args, const float *table, int64_t row,
+                                       int k_tile)
+      : args_(args), table_(table), k_tile_(k_tile) {
+    // Past the last row of the weight are copies of it.
+    first_ = min(row, args.matmul.weight.rows - 1) * args.matmul.weight.cols;
+    load(k_tile / 2);
+    finish();
+    load(k_tile / 2 + 1);
+  }
+
+  // Returns the scale of the next K-tile.
+  __device__ __forceinline__ float next() {
+    const float scale = k_tile_ % 2 == 0 ? scales_.x : scales_.y;
+    ++k_tile_;
+    if (k_tile_ % 2 == 0) {
+      finish();
+      load(k_tile_ / 2 + 1);
+    }
+    return scale;
+  }
+
+ private:
+  __device__ __forceinline__ bool is_nested() const {
+    return args_.matmul.weight.nested_blocksize_log2 >= 0;
+  }
+
+  // Starts to load the scales of two K-tiles.
+  __device__ __forceinline__ void load(int pair) {
+    const WeightView &weight = args_.matmul.weight;
+    if (pair * 2 >= args_.schedule.k_tiles) return;
+    if (!args_.scale_vectors) return load_each(pair);
+    const int64_t block = first_ / kMultistageTileK + pair * 2;
+    if (!is_nested()) {
+      absmax_ =
+          *reinterpret_cast<const float2 *>(static_cast<const float *>(weight.absmax) + block);
+      return;
+    }
+    codes_ =
+        *reinterpret_cast<const uint16_t *>(static_cast<const uint8_t *>(weight.absmax) + block);
+    absmax_.x = absmax_.y = weight.nested_absmax[block >> weight.nested_blocksize_log2];
+  }
+  __device__ __forceinline__ void load_each(int pair) {
+    codes_ = 0;
+    absmax_.x = load_one(pair * 2, 0);
+    absmax_.y = pair * 2 + 1 < args_.schedule.k_tiles ? load_one(pair * 2 + 1, 8) : 0;
+  }
+  __device__ __forceinline__ float load_one(int k_tile, int shift) {
+    const WeightView &weight = args_.matmul.weight;
+    const int64_t block = (first_ + k_tile * kMultistageTileK) >> weight.blocksize_log2;
+    if (!is_nested()) return static_cast<const float *>(weight.absmax)[block];
+    codes_ |= uint32_t{static_cast<const uint8_t *>(weight.absmax)[block]} << shift;
+    return weight.nested_absmax[block >> weight.nested_blocksize_log2];
+  }
+
+  __device__ __forceinline__ void finish() {
+    scales_ = absmax_;
+    if (!is_nested()) return;
+    const float offset = *args_.matmul.weight.nested_offset;
+    scales_.x = nested_scale(table_[codes_ & 255u], absmax_.x, offset);
+    scales_.y = nested_scale(table_[codes_ >> 8], absmax_.y, offset);
+  }
+
+  const MultistageArgs &args_;
+  const float *const table_;
+  int64_t first_;  // element of the row
+  int k_tile_;
+  float2 scales_;    // of the present two K-tiles
+  float2 absmax_{};  // of the next two: what finish() needs
+  uint32_t codes_ = 0;
+};
+
+// Rows of a K-tile have 32 bytes: four lie in 128 bytes, in an order by which the half-warps that
+// load 8 bytes a lane read from different banks.
+template <class T, ScaleOn On>
+class CodebookWeight {
+  using Decode = DecodeOf<T, On>;
+  using Lut = PairLut<typename Decode::Entry>;
+
+ public:
+  using Args = MultistageArgs;
+  using Scales = RowScales;
+  using Element = T;
+  using Pair = typename Decode::Entry;
+  static constexpr ScaleOn kScaleOn = On;
+  static constexpr int kRowBytes = kMultistageTileK / 2;
+  static constexpr int kStageBytes = kMultistageWeightBytes;
+  static_assert(Lut::kBytes == kMultistageLutBytes);
+
+  // Fills the tables and returns the factor of all scales. A barrier must follow.
+  static __device__ __forceinline__ float fill(const Args &args, uint8_t *shared) {
+    float unit;
+    Lut::fill(shared, Decode::make(args, unit));
+    if (args.matmul.weight.nested_blocksize_log2 >= 0)
+      reinterpret_cast<float *>(shared + kMultistageLutBytes)[threadIdx.x] =
+          args.matmul.weight.nested_code[threadIdx.x];
+    return unit;
+  }
+
+  static __device__ __forceinline__ const float *table(const uint8_t *shared) {
+    return reinterpret_cast<const float *>(shared + kMultistageLutBytes);
+  }
+
+  class Loader : public TileCopies<kMultistageTileN, 2> {
+    using Copies = TileCopies<kMultistageTileN, 2>;
+
+   public:
+    __device__ __forceinline__ Loader(const Args &args, int64_t first_n, int k_tile)
+        : Copies(args.matmul.weight.packed + first_n * (args.matmul.weight.cols / 2) +
+                     k_tile * kRowBytes,
+                 args.matmul.weight.cols / 2, args.matmul.weight.rows - first_n,
+                 row() / 4 * 128 + ((row() % 4 ^ row() / 4 % 4) * 2 + chunk()) * 16) {}
+
+    __device__ __forceinline__ void copy(int piece, uint8_t *stage, bool more) const {
+      Copies::template copy<kMultistageThreads / 2 * kRowBytes>(piece, stage, more);
+    }
+  };
+
+  // The codes of this lane's four rows, 4g to 4g + 3 of its warp: two words of eight columns each.
+  struct Words {
+    uint2 of[4];
+  };
+
+  __device__ __forceinline__ CodebookWeight(const Args &, const uint8_t *shared) : lut_(shared) {
+    const int line = threadIdx.x / 4, t = threadIdx.x % 4;
+    offset_ = line * 128 + (line % 4 * 2 + t / 2) * 16 + t % 2 * 8;
+  }
+  __device__ __forceinline__ void load(Words &words, const uint8_t *stage) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      words.of[i] = *reinterpret_cast<const uint2 *>(stage + (offset_ ^ i * 32));
+  }
+
+  // Looks up two weights, the step-th of the 16 pairs that the lane has in four rows and eight
+  // columns: those of word `half` of row step / 4.
+  template <int Half>
+  __device__ __forceinline__ Pair look_up(const Words &words, int step) const {
+    const uint2 of = words.of[step / 4];
+    return lut_.pair(Half == 0 ? of.x : of.y, step % 4);
+  }
+  static __device__ __forceinline__ uint32_t weights(Pair pair, float scale) {
+    return Decode::weights(pair, scale);
+  }
+
+ private:
+  const Lut lut_;
+  int offset_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda

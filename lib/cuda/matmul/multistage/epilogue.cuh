@@ -1,0 +1,157 @@
+// The epilogue of the multistage kernels: the exchange of partial sums, the bias, and stores of y.
+#pragma once
+
+#include <cstdint>
+#include <cuda/atomic>
+
+#include "cuda/element.cuh"
+#include "cuda/lora/term.cuh"
+#include "cuda/matmul/multistage/scheduler.cuh"
+#include "cuda/matmul/multistage/tile.hpp"
+#include "cuda/ptx/mma.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// Exchanges sums through the workspace, in the order of the CTAs.
+template <class Args, int MTiles>
+class StreamKReduction {
+  using Sums = float[2][MTiles][4];
+  static constexpr int kTogether = 4;  // CTAs whose sums are in flight
+  using Flag = ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>;
+
+ public:
+  __device__ __forceinline__ explicit StreamKReduction(const Args &args) : args_(args) {}
+
+  // Stores the sums for the CTA that stores the tile.
+  __device__ __forceinline__ void store(const Sums &sums) const {
+    float4 *const to = partials(blockIdx.x);
+#pragma unroll
+    for (int f = 0; f < 2; ++f)
+#pragma unroll
+      for (int m = 0; m < MTiles; ++m) {
+        const float (&sum)[4] = sums[f][m];
+        __stcg(to + (f * MTiles + m) * kMultistageThreads, float4{sum[0], sum[1], sum[2], sum[3]});
+      }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) flag(blockIdx.x).store(args_.signature, ::cuda::memory_order_release);
+  }
+
+  // Adds the sums of the CTAs from first_peer on, in their order.
+  __device__ __forceinline__ void add(int first_peer, Sums &sums) const {
+    const int cta = static_cast<int>(blockIdx.x);
+    if (first_peer == cta) return;
+    for (int peer = first_peer + static_cast<int>(threadIdx.x); peer < cta;
+         peer += kMultistageThreads)
+      while (flag(peer).load(::cuda::memory_order_acquire) != args_.signature) continue;
+    __syncthreads();
+    for (int peer = first_peer; peer < cta; peer += kTogether) {
+#pragma unroll
+      for (int m = 0; m < MTiles; ++m) {
+        float4 all[kTogether][2];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+          for (int f = 0; f < 2; ++f)
+            all[i][f] = peer + i < cta
+                            ? __ldcg(partials(peer + i) + (f * MTiles + m) * kMultistageThreads)
+                            : float4{};
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+          for (int f = 0; f < 2; ++f) {
+            sums[f][m][0] += all[i][f].x;
+            sums[f][m][1] += all[i][f].y;
+            sums[f][m][2] += all[i][f].z;
+            sums[f][m][3] += all[i][f].w;
+          }
+      }
+    }
+    __syncthreads();
+    // For the next launch with these arguments.
+    for (int peer = first_peer + static_cast<int>(threadIdx.x); peer < cta;
+         peer += kMultistageThreads)
+      flag(peer).store(0, ::cuda::memory_order_relaxed);
+  }
+
+ private:
+  __device__ __forceinline__ float4 *partials(int cta) const {
+    return args_.partials + int64_t{cta} * (2 * MTiles * kMultistageThreads) + threadIdx.x;
+  }
+  __device__ __forceinline__ Flag flag(int cta) const { return Flag(args_.flags[cta * 16]); }
+
+  const Args &args_;
+};
+
+// Adds the product of an adapter, scale * (x A^T) B^T, to the sums: B is operand A, and scale * x
+// A^T is operand B, both from global memory.
+template <class T, int MTiles>
+__device__ __forceinline__ void add_lora(const MatmulArgs &args, int64_t first_n, int64_t first_m,
+                                         float (&sums)[2][MTiles][4]) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int64_t n = first_n + threadIdx.x / 32 * kMultistageWarpN + g * 4;
+#pragma unroll 1
+  for (int rank = 0; rank < args.lora.rank; rank += 16) {
+    uint32_t a[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int r = rank + t * 2 + half * 8;
+        const auto element = [&](int r) {
+          return n + i < args.weight.rows && r < args.lora.rank
+                     ? lora_element<T>(args.lora.b, r, n + i)
+                     : 0.0f;
+        };
+        a[i / 2][i % 2 + half * 2] = pack_pair(T{}, element(r), element(r + 1));
+      }
+#pragma unroll
+    for (int tile = 0; tile < MTiles; ++tile) {
+      const int64_t m = first_m + tile * 8 + g;
+      uint32_t b[2] = {};
+      if (m < args.m) {
+        const T *const product =
+            static_cast<const T *>(args.lora.product) + m * args.lora.product_stride + rank + t * 2;
+        b[0] = *reinterpret_cast<const uint32_t *>(product);
+        b[1] = *reinterpret_cast<const uint32_t *>(product + 8);
+      }
+#pragma unroll
+      for (int f = 0; f < 2; ++f) mma_m16n8k16(T{}, sums[f][tile], a[f], b[0], b[1]);
+    }
+  }
+}
+
+// Stores y = sums + bias. A lane has four neighbours of each of its rows of y.
+template <class T, class Args, int MTiles>
+__device__ __forceinline__ void store_y(const Args &args, int64_t first_n, int64_t first_m,
+                                        const float (&sums)[2][MTiles][4]) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int64_t n = first_n + threadIdx.x / 32 * kMultistageWarpN + g * 4;
+  const int64_t rows = args.matmul.weight.rows;
+  float bias[4] = {};
+  if (args.matmul.bias != nullptr)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (n + i < rows) bias[i] = to_float(static_cast<const T *>(args.matmul.bias)[n + i]);
+#pragma unroll
+  for (int tile = 0; tile < MTiles; ++tile)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int64_t m = first_m + tile * 8 + t * 2 + j;
+      if (m >= args.matmul.m) continue;
+      T *const y = static_cast<T *>(args.matmul.y) + m * args.matmul.y_stride + n;
+      const float v[4] = {sums[0][tile][j] + bias[0], sums[0][tile][j + 2] + bias[1],
+                          sums[1][tile][j] + bias[2], sums[1][tile][j + 2] + bias[3]};
+      if (args.y_vectors && n + 4 <= rows) {
+        *reinterpret_cast<uint2 *>(y) = {pack_pair(T{}, v[0], v[1]), pack_pair(T{}, v[2], v[3])};
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (n + i < rows) y[i] = from_float<T>(v[i]);
+    }
+}
+
+}  // namespace
+}  // namespace nf4::cuda

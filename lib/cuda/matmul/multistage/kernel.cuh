@@ -1,0 +1,42 @@
+// y = x W^T by mma.sync, for GPUs from Ampere on that have no wgmma.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/matmul/multistage/codebook.cuh"
+#include "cuda/matmul/multistage/epilogue.cuh"
+#include "cuda/matmul/multistage/mainloop.cuh"
+#include "cuda/ptx/pdl.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Arch, class Weight, int TileM>
+__global__ void __launch_bounds__(kMultistageThreads, 1)
+    matmul_multistage(const __grid_constant__ typename Weight::Args args) {
+  using Mainloop = MultistageMainloop<Weight, TileM>;
+  using T = typename Weight::Element;
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  pdl_wait<Arch>();
+  pdl_launch_dependents<Arch>();
+  Mainloop mainloop(args, dynamic, Weight::fill(args, dynamic));
+  __syncthreads();
+  const StreamKReduction<typename Weight::Args, TileM / 8> reduction(args);
+  for (StreamKTiles tiles(args.schedule); tiles.is_valid(); tiles.advance()) {
+    const TilePart part = tiles.part();
+    typename Mainloop::Sums sums;
+    mainloop.run(part, sums);
+    if (!part.stores_y) {
+      reduction.store(sums);
+      continue;
+    }
+    reduction.add(part.first_peer, sums);
+    const int64_t first_n = int64_t{part.n_tile} * kMultistageTileN;
+    const int64_t first_m = int64_t{part.m_tile} * TileM;
+    add_lora<T>(args.matmul, first_n, first_m, sums);
+    store_y<T>(args, first_n, first_m, sums);
+  }
+}
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,17 @@
+// The launch of the multistage kernels.
+#pragma once
+
+#include "cuda/matmul/args.hpp"
+#include "cuda/matmul/target.hpp"
+#include "cuda/weight/lut_codebook.hpp"
+#include "problem.hpp"
+
+namespace nf4::cuda {
+
+cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device);
+
+// Enqueues the kernel of a configuration that can run the problem. The target's device is current.
+cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblem &problem,
+                              const MatmulArgs &matmul, const LutCodebook &codebook, int config);
+
+}  // namespace nf4::cuda

@@ -1,0 +1,223 @@
+// The mainloop of the multistage kernels: a warp multiplies 32 rows of the weight by all rows of x
+// of a CTA tile.
+//
+// While the tensor cores multiply two k-steps, the lanes decode the next two. Everything is
+// interleaved by hand, a piece after the products of each 8 rows of x, and there are no branches
+// in between: both warps of a scheduler reach a K-tile's barrier together, and what is left to do
+// there leaves the tensor cores idle.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/multistage/scheduler.cuh"
+#include "cuda/matmul/multistage/x_stage.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/schedule.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// Weight: the copies and the decoding of a kind of weight.
+template <class Weight, int TileM>
+class MultistageMainloop {
+ public:
+  using T = typename Weight::Element;
+  using Args = typename Weight::Args;
+  using X = XLoader<T, TileM>;
+  using Loader = typename Weight::Loader;
+  using Scales = typename Weight::Scales;
+  static constexpr bool kOnSums = Weight::kScaleOn == ScaleOn::kSums;
+  static constexpr int kMTiles = TileM / 8;
+  static constexpr int kStages = multistage_stages(TileM);
+  static constexpr int kWeightStages = kStages - 1;
+  static_assert(kStages >= 3);
+  // Of row 4g + i of the warp's and row 8 m + 2t + j of x: [i / 2][m][i % 2 * 2 + j].
+  using Sums = float[2][kMTiles][4];
+
+  __device__ __forceinline__ MultistageMainloop(const Args &args, uint8_t *shared, float factor)
+      : args_(args),
+        weight_(args, shared),
+        table_(Weight::table(shared)),
+        x_stages_(shared + kMultistageLutBytes + kMultistageCodeBytes),
+        weight_stages_(x_stages_ + kStages * X::kBytes),
+        factor_(factor) {}
+
+  __device__ __forceinline__ void run(const TilePart &part, Sums &sums) {
+    const int64_t first_n = int64_t{part.n_tile} * kMultistageTileN;
+    X x(args_.matmul, int64_t{part.m_tile} * TileM, part.k_tile);
+    Loader weight(args_, first_n, part.k_tile);
+    Scales scales(args_, table_, first_n + threadIdx.x, part.k_tile);
+    int left = part.k_tile_end - part.k_tile;
+#pragma unroll
+    for (auto &rows : sums)
+#pragma unroll
+      for (auto &tile : rows)
+#pragma unroll
+        for (float &sum : tile) sum = 0;
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) {
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece)
+        copy(piece, x, weight, x_stages_ + i * X::kBytes, weight_stages_ + i * Weight::kStageBytes,
+             i < left);
+    }
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    float own = scales.next() * factor_;
+    float of_row[4];
+    broadcast(own, of_row);
+    typename Weight::Words words;
+    weight_.load(words, weight_stages_);
+    uint32_t a[2][2][2][4];  // [half][k-step][rows 16 i][fragment]
+#pragma unroll
+    for (int step = 0; step < kPairs; ++step)
+      set_fragment(a[0], step,
+                   Weight::weights(weight_.template look_up<0>(words, step), of_row[step / 4]));
+
+    int x_stage = x_lane_offset();
+    uint4 b[kAhead];
+    load_first(b, x_stage);
+    int stage = 0, load_stage = kStages - 1, weight_stage = 0;
+#pragma unroll 1
+    for (; left > 0; --left) {
+      uint8_t *const x_to = x_stages_ + load_stage * X::kBytes;
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      load_stage = load_stage + 1 == kStages ? 0 : load_stage + 1;
+      own = scales.next() * factor_;
+      const float scale[4] = {of_row[0], of_row[1], of_row[2], of_row[3]};
+      float accumulators[kOnSums ? 2 : 1][kOnSums ? kMTiles : 1][4];
+      auto &products = pick(accumulators, sums);
+      multiply<0, kOnSums>(b, x_stage, x_stage ^ 16, a[0], products, words, of_row, a[1],
+                           [](int) {});
+
+      cp_async_wait<kStages - 3>();
+      __syncthreads();  // the next K-tile is there, and the stage of x before this one is free
+      // All warps have the words of this K-tile, so its stage is free, too.
+      uint8_t *const weight_to = weight_stages_ + weight_stage * Weight::kStageBytes;
+      weight_stage = weight_stage + 1 == kWeightStages ? 0 : weight_stage + 1;
+      weight_.load(words, weight_stages_ + weight_stage * Weight::kStageBytes);
+      broadcast(own, of_row);
+      const bool more = left >= kStages;
+      const int x_half = x_stage ^ 16;
+      x_stage = stage * X::kBytes + x_lane_offset();
+      multiply<1, false>(b, x_half, x_stage, a[1], products, words, of_row, a[0],
+                         [&](int piece) { copy(piece, x, weight, x_to, weight_to, more); });
+      if constexpr (kOnSums) {
+#pragma unroll
+        for (int f = 0; f < 2; ++f)
+#pragma unroll
+          for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+              sums[f][m][j] = __fmaf_rn(scale[f * 2 + j / 2], accumulators[f][m][j], sums[f][m][j]);
+      }
+    }
+    cp_async_wait<0>();
+    __syncthreads();  // before the stages are used anew
+  }
+
+ private:
+  static constexpr int kPairs = 16;  // that a lane looks up for two k-steps
+  // Chunks of x in registers before they are multiplied.
+  static constexpr int kAhead = kMTiles < 2 ? kMTiles : 2;
+  static constexpr int kFence = 2;                              // tiles of 8 rows of x
+  static constexpr int kPieces = X::kPieces + Loader::kPieces;  // of a K-tile's copies
+
+  template <class Accumulators>
+  static __device__ __forceinline__ Sums &pick(Accumulators &accumulators, Sums &sums) {
+    if constexpr (kOnSums)
+      return accumulators;
+    else
+      return sums;
+  }
+
+  // The place of a pair: byte step % 4 of row step / 4.
+  static __device__ __forceinline__ void set_fragment(uint32_t (&a)[2][2][4], int step,
+                                                      uint32_t weights) {
+    const int row = step / 4, byte = step % 4;
+    a[byte / 2][row / 2][row % 2 + byte % 2 * 2] = weights;
+  }
+
+  // The scales of the lane's four rows, from the lanes that have them.
+  __device__ __forceinline__ void broadcast(float own, float (&of_row)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      of_row[i] = __shfl_sync(0xffffffffu, own, threadIdx.x % 32 / 4 * 4 + i);
+  }
+
+  static __device__ __forceinline__ void copy(int piece, X &x, Loader &weight, uint8_t *x_stage,
+                                              uint8_t *weight_stage, bool more) {
+    if (piece < Loader::kPieces)
+      weight.copy(piece, weight_stage, more);
+    else
+      x.copy(piece - Loader::kPieces, x_stage, more);
+    if (piece + 1 < kPieces) return;
+    weight.advance();
+    x.advance();
+    cp_async_commit();
+  }
+
+  // After the products of which 8 rows of x a pair is looked up. It is decoded after the next ones.
+  static constexpr __device__ int look_up_at(int step) {
+    constexpr int kSteps = kMTiles > 2 ? kMTiles - 1 : 1;
+    return step * kSteps / kPairs;
+  }
+
+  // The chunk of row 8 m + lane / 4 of x, from an offset in the stages.
+  __device__ __forceinline__ uint4 load(int x, int m) const {
+    return *reinterpret_cast<const uint4 *>(x_stages_ + x + m * 8 * kMultistageXRowBytes);
+  }
+  __device__ __forceinline__ void load_first(uint4 (&b)[kAhead], int x) const {
+#pragma unroll
+    for (int m = 0; m < kAhead; ++m) b[m] = load(x, m);
+  }
+
+  // Multiplies two k-steps by x, whose first chunks are in b. Meanwhile loads the first chunks of
+  // next_x, decodes the next two k-steps into next_a, and calls copy(piece).
+  template <int Half, bool First, class Copy>
+  __device__ __forceinline__ void multiply(uint4 (&b)[kAhead], int x, int next_x,
+                                           const uint32_t (&a)[2][2][4], Sums &sums,
+                                           const typename Weight::Words &words,
+                                           const float (&scale)[4], uint32_t (&next_a)[2][2][4],
+                                           Copy copy) const {
+    typename Weight::Pair pairs[kPairs];
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+      const uint4 now = b[m % kAhead];
+#pragma unroll
+      for (int f = 0; f < 2; ++f)
+        if constexpr (First)
+          mma_m16n8k16_first(T{}, sums[f][m], a[0][f], now.x, now.y);
+        else
+          mma_m16n8k16(T{}, sums[f][m], a[0][f], now.x, now.y);
+#pragma unroll
+      for (int f = 0; f < 2; ++f) mma_m16n8k16(T{}, sums[f][m], a[1][f], now.z, now.w);
+      b[m % kAhead] =
+          m + kAhead < kMTiles ? load(x, m + kAhead) : load(next_x, m + kAhead - kMTiles);
+      // Bounds that the compiler knows at once keep the arrays in registers.
+#pragma unroll
+      for (int step = 0; step < kPairs; ++step) {
+        if (kMTiles > 1 && look_up_at(step) == m - 1)
+          set_fragment(next_a, step, Weight::weights(pairs[step], scale[step / 4]));
+        if (look_up_at(step) == m) pairs[step] = weight_.template look_up<1 - Half>(words, step);
+        if (kMTiles == 1) set_fragment(next_a, step, Weight::weights(pairs[step], scale[step / 4]));
+      }
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece)
+        if (piece * kMTiles / kPieces == m) copy(piece);
+      if (kMTiles >= 8 && m % kFence == kFence - 1) schedule_fence();
+    }
+  }
+
+  const Args &args_;
+  const Weight weight_;
+  const float *const table_;
+  uint8_t *const x_stages_;
+  uint8_t *const weight_stages_;
+  const float factor_;
+};
+
+}  // namespace
+}  // namespace nf4::cuda

@@ -1,0 +1,83 @@
+// The stage of x: rows of a K-tile of 64 columns in shared memory, and operand B of mma.m16n8k16
+// from them.
+//
+// The columns of a K-tile are multiplied in an order in which each lane's columns are neighbours:
+// lane t of four has columns 16t to 16t + 15. So it loads operand A as whole words of codes and B
+// in chunks of 16 bytes, each for two k-steps. A row has 128 bytes; odd rows exchange the chunks of
+// each pair, so that the eight lanes that load at a time read from different banks.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/multistage/tile.hpp"
+#include "cuda/ptx/cp_async.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// A thread's copies of one operand's K-tiles: a chunk of 16 bytes in each kRowStep-th row. Rows
+// past the last one are zeros.
+template <int Rows, int RowChunks>
+class TileCopies {
+  static constexpr int kRowStep = kMultistageThreads / RowChunks;
+  static constexpr int kIdle = Rows < kRowStep;  // some threads have no row
+
+ public:
+  static constexpr int kPieces = (Rows + kRowStep - 1) / kRowStep;
+
+  static __device__ __forceinline__ int row() { return threadIdx.x / RowChunks; }
+  static __device__ __forceinline__ int chunk() { return threadIdx.x % RowChunks; }
+
+  // `from` is the first chunk of the first row, of `rows` in the matrix; `to` is this thread's
+  // place in a stage.
+  __device__ __forceinline__ TileCopies(const void *from, int64_t row_bytes, int64_t rows, int to)
+      : from_(static_cast<const uint8_t *>(from) + row() * row_bytes + chunk() * 16),
+        step_bytes_(row_bytes * kRowStep),
+        to_(to) {
+    const int left = static_cast<int>(min(rows, int64_t{Rows})) - row();
+    pieces_ = left <= 0 ? 0 : (left + kRowStep - 1) / kRowStep;
+  }
+
+  // Copies a piece of the next K-tile; if not `more`, there is none.
+  template <int StagePieceBytes>
+  __device__ __forceinline__ void copy(int piece, uint8_t *stage, bool more) const {
+    if (kIdle && row() >= Rows) return;
+    cp_async_16(stage + to_ + piece * StagePieceBytes, from_ + piece * step_bytes_,
+                more && piece < pieces_ ? 16 : 0);
+  }
+  __device__ __forceinline__ void advance() { from_ += RowChunks * 16; }
+
+ private:
+  const uint8_t *from_;
+  const int64_t step_bytes_;
+  int pieces_;  // that exist
+  const int to_;
+};
+
+template <class T, int TileM>
+class XLoader : public TileCopies<TileM, 8> {
+  using Copies = TileCopies<TileM, 8>;
+
+ public:
+  static constexpr int kBytes = TileM * kMultistageXRowBytes;
+
+  template <class Args>
+  __device__ __forceinline__ XLoader(const Args &args, int64_t first_m, int k_tile)
+      : Copies(static_cast<const T *>(args.x) + first_m * args.x_stride + k_tile * kMultistageTileK,
+               args.x_stride * 2, args.m - first_m,
+               Copies::row() * kMultistageXRowBytes + (Copies::chunk() ^ Copies::row() % 2) * 16) {}
+
+  __device__ __forceinline__ void copy(int piece, uint8_t *stage, bool more) const {
+    Copies::template copy<kMultistageThreads / 8 * kMultistageXRowBytes>(piece, stage, more);
+  }
+};
+
+// The offset of a lane's chunk for the first two k-steps of row lane / 4. That for the other two
+// differs in bit 4.
+__device__ __forceinline__ int x_lane_offset() {
+  const int row = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  return row * kMultistageXRowBytes + (2 * t ^ row % 2) * 16;
+}
+
+}  // namespace
+}  // namespace nf4::cuda
