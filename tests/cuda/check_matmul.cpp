@@ -74,7 +74,7 @@ void check_not_mma(const PlacedMatmul &placed, const MatmulCase &test) {
   const auto has = [](int config) {
     return cuda::matmul_has(*runnable_families()[0], config, compute_capability());
   };
-  const bool fp32 = test.weight.kind.dtype == NF4_DTYPE_FP32;
+  const bool fp32 = test.dtype == NF4_DTYPE_FP32;
   if (test.m <= 16 && much_shared_memory() ? has(cuda::kSkinny2)
                                            : !fp32 && has(cuda::kFirstMultistage))
     CHECK(placed.used(test) != cuda::kMma64x64);

@@ -1,6 +1,5 @@
 // Launches of products of weights with a codebook.
 #include <algorithm>
-#include <iterator>
 
 #include "cuda/lora/lora.hpp"
 #include "cuda/matmul/kernels.hpp"
@@ -18,9 +17,7 @@ namespace nf4::cuda {
 namespace {
 
 cudaError_t allow_skinny(const GpuFamily &family, const Device &device) {
-  static ContextFlag known[std::size(kGpuFamilies)];
-  return allow_shared_memory(device, kernels_of<MatmulKernels>(family).skinny,
-                             known[&family - kGpuFamilies]);
+  return allow_shared_memory<&MatmulKernels::skinny>(family, device);
 }
 
 // Returns the format's codebook as the decoders of kernels that scale weights, or sums, take it.

@@ -1,5 +1,4 @@
 // Launches of products of integer weights.
-#include <iterator>
 
 #include "cuda/matmul/kernels.hpp"
 #include "cuda/matmul/launch.hpp"
@@ -15,9 +14,7 @@ namespace nf4::cuda {
 namespace {
 
 cudaError_t allow_skinny(const GpuFamily &family, const Device &device) {
-  static ContextFlag known[std::size(kGpuFamilies)];
-  return allow_shared_memory(device, kernels_of<Int4MatmulKernels>(family).skinny,
-                             known[&family - kGpuFamilies]);
+  return allow_shared_memory<&Int4MatmulKernels::skinny>(family, device);
 }
 
 }  // namespace

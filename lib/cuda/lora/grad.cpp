@@ -1,5 +1,4 @@
 // The host side of the gradients of an adapter's matrices.
-#include <iterator>
 
 #include "cuda/backend.hpp"
 #include "cuda/lora/grad_args.hpp"
@@ -34,10 +33,9 @@ bool has_right_vectors(const LoraGrad &half) {
 
 cudaError_t launch_mma(const LaunchTarget &target, const LoraGradProblem &problem,
                        LoraGradArgs &args, int64_t tiles) {
-  static ContextFlag known[std::size(kGpuFamilies)];
   const auto &kernels = kernels_of<LoraGradKernels>(*target.family).of;
   if (const cudaError_t error =
-          allow_shared_memory(target.device, kernels, known[target.family - kGpuFamilies]))
+          allow_shared_memory<&LoraGradKernels::of>(*target.family, target.device))
     return error;
   const bool many_ranks = problem.rank > kLoraGradRanks[0] &&
                           lora_grad_smem(kLoraGradRanks[1]).bytes <= target.device.shared_bytes;

@@ -1,6 +1,5 @@
 #include "cuda/matmul_grad/skinny_launch.hpp"
 
-#include <iterator>
 #include <utility>
 
 #include "cuda/matmul/skinny/strip_plan.hpp"
@@ -11,9 +10,7 @@
 namespace nf4::cuda {
 
 cudaError_t allow_grad_skinny(const GpuFamily &family, const Device &device) {
-  static ContextFlag known[std::size(kGpuFamilies)];
-  return allow_shared_memory(device, kernels_of<GradKernels>(family).skinny,
-                             known[&family - kGpuFamilies]);
+  return allow_shared_memory<&GradKernels::skinny>(family, device);
 }
 
 cudaError_t launch_grad_skinny(const MatmulTarget &target, const GradProblem &problem,

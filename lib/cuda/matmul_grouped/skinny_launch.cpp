@@ -1,6 +1,5 @@
 // Launches of the grouped skinny kernels.
 #include <algorithm>
-#include <iterator>
 
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/matmul/skinny/plan_work.hpp"
@@ -44,12 +43,9 @@ int plan_groups(Args &args, const Plan &plan) {
 }  // namespace
 
 cudaError_t allow_grouped_skinny(const GpuFamily &family, const Device &device) {
-  static ContextFlag known[2][std::size(kGpuFamilies)];
-  const auto index = &family - kGpuFamilies;
-  const GroupedKernels &kernels = kernels_of<GroupedKernels>(family);
-  const cudaError_t error = allow_shared_memory(device, kernels.skinny, known[0][index]);
+  const cudaError_t error = allow_shared_memory<&GroupedKernels::skinny>(family, device);
   return error != cudaSuccess ? error
-                              : allow_shared_memory(device, kernels.int4_skinny, known[1][index]);
+                              : allow_shared_memory<&GroupedKernels::int4_skinny>(family, device);
 }
 
 cudaError_t launch_grouped_skinny(const MatmulTarget &target, const GroupedProblem &problem,

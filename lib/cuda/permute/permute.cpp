@@ -2,7 +2,6 @@
 #include "cuda/permute/permute.hpp"
 
 #include <algorithm>
-#include <iterator>
 
 #include "core/int4.hpp"
 #include "cuda/backend.hpp"
@@ -27,10 +26,9 @@ int64_t shared_bytes(const PermuteXArgs &args, int stages) { return stages * arg
 
 // Splits a row into as many parts as occupy the GPU, each with at least a vector per thread.
 cudaError_t launch_rows(PermuteXArgs &args, const LaunchTarget &target) {
-  static ContextFlag known[std::size(kGpuFamilies)];
   const auto &kernels = kernels_of<PermuteKernels>(*target.family).x_rows;
   const cudaError_t error =
-      allow_shared_memory(target.device, kernels, known[target.family - kGpuFamilies]);
+      allow_shared_memory<&PermuteKernels::x_rows>(*target.family, target.device);
   if (error != cudaSuccess) return error;
   const int64_t most_ctas = kRowsCtasPerMultiprocessor * target.device.multiprocessors;
   const int64_t vectors = args.cols / kPermuteColumns;

@@ -3,9 +3,11 @@
 
 #include <cuda_runtime.h>
 
+#include <iterator>
 #include <type_traits>
 
 #include "cuda/runtime/device.hpp"
+#include "cuda/runtime/families.hpp"
 
 namespace nf4::cuda {
 
@@ -24,6 +26,18 @@ cudaError_t allow_shared_memory(const Device &device, const Kernels &kernels, Co
   }
   known.set(device.index);
   return cudaSuccess;
+}
+
+template <class Kernels, class Part>
+Kernels table_of_part(Part Kernels::*);
+
+// The same for a part of a family's table of kernels, such as &MatmulKernels::skinny.
+template <auto Part>
+cudaError_t allow_shared_memory(const GpuFamily &family, const Device &device) {
+  using Kernels = decltype(table_of_part(Part));
+  static ContextFlag known[std::size(kGpuFamilies)];
+  return allow_shared_memory(device, kernels_of<Kernels>(family).*Part,
+                             known[&family - kGpuFamilies]);
 }
 
 }  // namespace nf4::cuda

@@ -10,9 +10,8 @@
 #include "cuda/element.cuh"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/multistage/args.hpp"
+#include "cuda/matmul/multistage/copies.cuh"
 #include "cuda/matmul/multistage/tile.hpp"
-#include "cuda/matmul/multistage/x_stage.cuh"
-#include "cuda/ptx/cp_async.cuh"
 #include "cuda/weight/byte_lut.cuh"
 #include "cuda/weight/scales.cuh"
 
@@ -198,6 +197,7 @@ class CodebookWeight {
     return reinterpret_cast<const float *>(shared + kMultistageLutBytes);
   }
 
+  // A thread's copies of the codes.
   class Loader : public TileCopies<kMultistageTileN, 2> {
     using Copies = TileCopies<kMultistageTileN, 2>;
 

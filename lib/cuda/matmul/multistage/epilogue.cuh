@@ -8,6 +8,7 @@
 #include "cuda/lora/term.cuh"
 #include "cuda/matmul/multistage/scheduler.cuh"
 #include "cuda/matmul/multistage/tile.hpp"
+#include "cuda/matmul/workspace.hpp"
 #include "cuda/ptx/mma.cuh"
 
 namespace nf4::cuda {
@@ -79,7 +80,9 @@ class StreamKReduction {
   __device__ __forceinline__ float4 *partials(int cta) const {
     return args_.partials + int64_t{cta} * (2 * MTiles * kMultistageThreads) + threadIdx.x;
   }
-  __device__ __forceinline__ Flag flag(int cta) const { return Flag(args_.flags[cta * 16]); }
+  __device__ __forceinline__ Flag flag(int cta) const {
+    return Flag(args_.flags[cta * MatmulWorkspace::kFlags]);
+  }
 
   const Args &args_;
 };

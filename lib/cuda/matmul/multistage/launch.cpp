@@ -1,7 +1,6 @@
 #include "cuda/matmul/multistage/launch.hpp"
 
 #include <algorithm>
-#include <iterator>
 
 #include "cuda/matmul/launch.hpp"
 #include "cuda/matmul/multistage/args.hpp"
@@ -18,10 +17,8 @@ namespace {
 
 constexpr int kMaxRasterGroup = 8;
 
-cudaError_t allow(const GpuFamily &family, const Device &device) {
-  static ContextFlag known[std::size(kGpuFamilies)];
-  return allow_shared_memory(device, kernels_of<MultistageKernels>(family),
-                             known[&family - kGpuFamilies]);
+cudaError_t allow_multistage(const GpuFamily &family, const Device &device) {
+  return allow_shared_memory<&MultistageKernels::of>(family, device);
 }
 
 // Fills in the schedule, and returns the number of CTAs: at most one for each multiprocessor. All
@@ -60,12 +57,12 @@ bool has_scale_vectors(const Weight &weight) {
 
 cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device) {
   const cudaError_t error = load_kernels(kernels_of<MultistageKernels>(family));
-  return error == cudaSuccess ? allow(family, device) : error;
+  return error == cudaSuccess ? allow_multistage(family, device) : error;
 }
 
 cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblem &problem,
                               const MatmulArgs &matmul, const LutCodebook &codebook, int config) {
-  if (const cudaError_t error = allow(*target.family, target.device)) return error;
+  if (const cudaError_t error = allow_multistage(*target.family, target.device)) return error;
   const MatmulConfig &tile = kMatmulConfigs[config];
   const MatmulWorkspace workspace(problem);
   MultistageArgs args{};
