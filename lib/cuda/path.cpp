@@ -63,12 +63,16 @@ nf4_path path_of(const GroupedProblemOf<W> &problem, int config, const MatmulTar
 }
 
 // The multistage kernels decode a weight anew for every 128 rows of x, and take longer than a dense
-// product from some number of rows on. Up to 8 rows CTAs do not share tiles, as the workspace has
-// no room. On GPUs of compute capability 10.x dense products have faster tensor cores, so that few
-// rows of x are the limit.
+// product from some number of rows on: fewer for small weights, which are quick to dequantize. Up
+// to 8 rows the workspace has no room for the sums of tiles that CTAs would share. On GPUs of
+// compute capability 10.x and 11.x dense products have faster tensor cores than mma.sync.
 bool multistage_pays(const MatmulProblem &problem, const MatmulTarget &target) {
-  const int64_t least = 9, most = target.device.compute_capability / 10 == 10 ? 16 : 256;
-  return problem.m >= least && problem.m <= most;
+  constexpr int64_t kLargeWeight = int64_t{1} << 25;  // elements
+  const int major = target.device.compute_capability / 10;
+  const int64_t most = major == 10 || major == 11               ? 16
+                       : problem.weight.elements < kLargeWeight ? 64
+                                                                : 128;
+  return problem.m > kMatmulConfigs[kSkinny8].tile_m && problem.m <= most;
 }
 
 nf4_path path_of(const MatmulProblem &problem, int config, const MatmulTarget &target) {

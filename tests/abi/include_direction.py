@@ -42,16 +42,40 @@ MAY_INCLUDE = {
     "cuda/lora": _OPERATION | {"cuda/lora"},
     "cuda/matmul": _OPERATION
     | {"cuda/lora", "cuda/permute"}
-    | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/multistage", "cuda/matmul/wgmma"},
+    | {
+        "cuda/matmul",
+        "cuda/matmul/skinny",
+        "cuda/matmul/mma",
+        "cuda/matmul/multistage",
+        "cuda/matmul/wgmma",
+    },
     "cuda/matmul_grad": _OPERATION
     | {"cuda/lora", "cuda/matmul_grad"}
-    | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/multistage", "cuda/matmul/wgmma"},
+    | {
+        "cuda/matmul",
+        "cuda/matmul/skinny",
+        "cuda/matmul/mma",
+        "cuda/matmul/multistage",
+        "cuda/matmul/wgmma",
+    },
     "cuda/matmul_grouped": _OPERATION
     | {"cuda/lora", "cuda/matmul_grad", "cuda/matmul_grouped"}
-    | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/multistage", "cuda/matmul/wgmma"},
+    | {
+        "cuda/matmul",
+        "cuda/matmul/skinny",
+        "cuda/matmul/mma",
+        "cuda/matmul/multistage",
+        "cuda/matmul/wgmma",
+    },
     "cuda/kinds": _OPERATION
     | {"cuda/lora", "cuda/matmul_grad", "cuda/matmul_grouped", "cuda/kinds"}
-    | {"cuda/matmul", "cuda/matmul/skinny", "cuda/matmul/mma", "cuda/matmul/multistage", "cuda/matmul/wgmma"},
+    | {
+        "cuda/matmul",
+        "cuda/matmul/skinny",
+        "cuda/matmul/mma",
+        "cuda/matmul/multistage",
+        "cuda/matmul/wgmma",
+    },
     "cuda/matmul/skinny": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/skinny"},
     "cuda/matmul/mma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/mma"},
     "cuda/matmul/multistage": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/multistage"},

@@ -229,7 +229,7 @@ TEST_CASE("stream-K kernels share the tiles that do not fill the GPU", "[cuda][m
 // Launches that follow one another share a workspace, in which the one's flags lie among the
 // other's sums; the next may begin before the last has ended.
 TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
-  if (!can_share()) return;  // no other kernel needs one
+  if (!can_share()) return;
   constexpr int kLaunches = 60;
   const Stream stream;
   const CaseClass kind{NF4_DTYPE_BF16, 64, true};
@@ -283,7 +283,6 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
 
 // The CTAs of the others wait for the end of those that run, so that none may wait for them.
 TEST_CASE("stream-K kernels end on few multiprocessors", "[cuda][matmul]") {
-  if (!can_share()) return;
   const Stream stream, other;
   Rng rng(0xf900000);
   for (const char *const name :
@@ -291,6 +290,7 @@ TEST_CASE("stream-K kernels end on few multiprocessors", "[cuda][matmul]") {
         "wgmma_128x128_stream_k", "wgmma_208x128_stream_k", "wgmma_256x128_stream_k",
         "multistage_16x256", "multistage_32x256", "multistage_64x256", "multistage_128x256"}) {
     const int config = cuda::config_named(name);
+    if (!cuda::matmul_has(*runnable_families()[0], config, compute_capability())) continue;
     const ForcedMatmul forced(runnable_families()[0], config);
     const MatmulCase test =
         plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true},

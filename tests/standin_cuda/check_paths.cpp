@@ -177,9 +177,11 @@ const Row kRows[] = {
     {forward, kBf16, 9, {}, kDense, kFused, kFused, kFused, kFused},
     {forward, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused},
     {forward, kBf16, 17, {}, kDense, kFused, kFused, kFused, kDense},
-    {forward, kFp16, 256, {}, kDense, kFused, kFused, kFused, kDense},
+    {forward, kFp16, 64, {}, kDense, kFused, kFused, kFused, kDense},
+    {forward, kFp16, 65, {}, kDense, kDense, kDense, kFused, kDense},
+    {forward, kFp16, 128, sized(8192, 4096), kDense, kFused, kFused, kFused, kDense},
+    {forward, kFp16, 129, sized(8192, 4096), kDense, kDense, kDense, kFused, kDense},
     {forward, kBf16, 17, with(&Shape::codebook), kDense, kFused, kFused, kFused, kDense},
-    {forward, kBf16, 257, {}, kDense, kDense, kDense, kFused, kDense},
     {forward, kFp16, 4096, {}, kDense, kDense, kDense, kFused, kDense},
     {forward, kFp32, 1, {}, kDense, kFused, kDense, kFused, kFused},
     {forward, kFp32, 17, {}, kDense, kDense, kDense, kDense, kDense},
@@ -234,11 +236,11 @@ const Row kRows[] = {
 };
 
 nf4_path expected(const Row &row, const Gpu &gpu) {
-  // A build without the kernels of a B200 has those of an A100 as PTX. torch's dense experts are
+  // A build without the kernels of a B200 has those of an A100 as PTX. torch's dense products are
   // those of a B200.
   const char *const family = nf4::cuda::family_for(gpu.compute_capability)->name;
   if (gpu.compute_capability == kB200.compute_capability && std::strcmp(family, "sm80") == 0)
-    return row.ask == experts ? row.b200 : row.a100;
+    return row.ask == experts || row.ask == forward ? row.b200 : row.a100;
   switch (gpu.compute_capability) {
     case kT4.compute_capability:
       return row.t4;

@@ -1,6 +1,6 @@
 // The choices of ChoiceCases when they were last decided by measurements. For each product they are
-// the letter of the configuration, and the number of CTAs that share a tile. There is also a hash of
-// the plans for wgmma.
+// the letter of the configuration, and the number of CTAs that share a tile. There is also a hash
+// of the plans for wgmma.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,7 @@ namespace nf4::test {
 constexpr char letter_of(int config) {
   return static_cast<char>(config < 26 ? 'a' + config : 'A' + config - 26);
 }
-constexpr int config_of(char letter) {
-  return letter >= 'a' ? letter - 'a' : letter - 'A' + 26;
-}
+constexpr int config_of(char letter) { return letter >= 'a' ? letter - 'a' : letter - 'A' + 26; }
 
 inline constexpr uint64_t kChoicePlans = 0xa8e1396032117ef4;
 

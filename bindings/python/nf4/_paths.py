@@ -105,3 +105,11 @@ def fused_rows(kind: str, device: int) -> int | None:
     dense = (matmul_is_dense(weight, "fp16", m, device) for m in _ROWS)
     most = next((m for m, is_dense in zip(_ROWS, dense, strict=True) if not is_dense), 0)
     return None if most == _ROWS[0] else most
+
+
+def fused_from(kind: str, device: int) -> int:
+    """Returns from how many rows of x on libnf4's own kernels multiply a typical weight, where they
+    multiply it at all."""
+    weight = typical(kind)
+    fused = (m for m in range(1, _ROWS[0]) if not matmul_is_dense(weight, "fp16", m, device))
+    return next(fused, _ROWS[0])

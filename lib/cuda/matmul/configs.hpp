@@ -125,8 +125,9 @@ constexpr int first_config(bool is(int config)) {
 constexpr int kFirstSkinny = first_config(is_skinny);
 constexpr int kSkinnyCount = kSkinny16 - kFirstSkinny + 1;
 
-// mma_64x64 is compiled for every family of GPUs, the skinny configurations for families with
-// kTensorCores, and the wgmma configurations for Hopper alone. Those of stream-K come last.
+// mma_64x64 is compiled for every family of GPUs, the skinny and the multistage configurations for
+// families with kTensorCores, and the wgmma configurations for Hopper alone. Among these, those of
+// stream-K come last.
 constexpr int kFirstWgmma = first_config(is_wgmma);
 constexpr int kFirstStreamK = first_config(is_stream_k);
 // From here on all configurations are multistage, up to the last.

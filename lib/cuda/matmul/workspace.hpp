@@ -34,7 +34,7 @@ struct MatmulWorkspace {
   static constexpr int64_t kFlags = 16;  // flags of a CTA, of 8 bytes: one a warp, 128 bytes in all
   static constexpr int64_t kMinKTiles = 4;  // the fewest K-tiles of a CTA
   // The same for the multistage kernels, for any GPU that has no wgmma.
-  static constexpr int64_t kMaxMultistageCtas = 170;
+  static constexpr int64_t kMaxMultistageCtas = 192;
 
   int64_t ctas = 0;
   int64_t sums_bytes = 0;

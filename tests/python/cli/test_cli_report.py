@@ -282,6 +282,7 @@ def test_doctor_shows_a_gpu(monkeypatch, capsys):
     rows = {"nf4": None, "int4": 16}
     monkeypatch.setattr(nf4, "device_info", device)
     monkeypatch.setattr(doctor._paths, "fused_rows", lambda kind, index: rows[kind])
+    monkeypatch.setattr(doctor._paths, "fused_from", lambda kind, index: 1)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "GPU 0      NVIDIA H200, sm_90, 132 multiprocessors, 150.0 GB" in text
@@ -296,6 +297,10 @@ def test_doctor_shows_a_gpu(monkeypatch, capsys):
         {**doctor._gpus(device(0))[0], "timed": False, "fused_rows": {"nf4": 0, "int4": 16}}
     )
     assert "NF4 and FP4 by dequantize and a dense product; integers" in presumed[-2]
+    rows = {"fused_rows": {"nf4": 64, "int4": 16}, "fused_from": {"nf4": 9, "int4": 1}}
+    between = doctor._gpu_lines({**doctor._gpus(device(0))[0], **rows})
+    way = "NF4 and FP4 by libnf4's kernels from 9 to 64 rows of x, otherwise dequantize and a dense"
+    assert f"{way} product; integers" in between[-2]
     assert presumed[-1].endswith("presumed, because libnf4 has not been timed on GPUs of this kind")
     needed = "not used: no kernel for sm_35; libnf4 needs compute capability 7.5 (Turing) or later"
     assert text.splitlines().count(f"           {needed}") == 1  # the CPU's are not used

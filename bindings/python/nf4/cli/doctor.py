@@ -34,6 +34,7 @@ _NEEDS = {
 _DRIVERS = {12: "525.60.13", 13: "580.65.06"}
 # The oldest compute capability that has kernels (lib/cuda/meson.build).
 _OLDEST_GPU = (7, 5)
+_KINDS = {"nf4": "NF4 and FP4", "int4": "integers"}
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _PACKAGES = ("numpy", "ml_dtypes", "safetensors", "torch", "bitsandbytes", "transformers")
 
@@ -87,6 +88,7 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
             "shared_memory_bytes": device.shared_memory_bytes,
             "timed": device.timed,
             "fused_rows": _fused_rows(device),
+            "fused_from": _fused_from(device),
         }
         for device in found
     ]
@@ -97,7 +99,13 @@ def _fused_rows(device: nf4.Device) -> dict[str, int | None]:
     number."""
     if not device.usable:
         return {}
-    return {kind: _paths.fused_rows(kind, device.index) for kind in ("nf4", "int4")}
+    return {kind: _paths.fused_rows(kind, device.index) for kind in _KINDS}
+
+
+def _fused_from(device: nf4.Device) -> dict[str, int]:
+    """Maps the kinds of weight that libnf4's own kernels take to the fewest rows of x."""
+    rows = _fused_rows(device)
+    return {kind: _paths.fused_from(kind, device.index) for kind in rows if rows[kind] != 0}
 
 
 def _not_used(device: nf4.Device, alone: bool) -> str:
@@ -184,8 +192,8 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
     if not gpu["usable"]:
         return [*lines, f"           not used: {gpu['reason']}"]
     ways = "; ".join(
-        f"{name} {_way(gpu['fused_rows'][kind])}"
-        for kind, name in (("nf4", "NF4 and FP4"), ("int4", "integers"))
+        f"{name} {_way(gpu['fused_from'].get(kind, 1), gpu['fused_rows'][kind])}"
+        for kind, name in _KINDS.items()
     )
     known = "timed" if gpu["timed"] else "presumed, because libnf4 has not been timed"
     return [
@@ -196,12 +204,16 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
     ]
 
 
-def _way(most: int | None) -> str:
-    """Says how products are computed if x has this many rows or more."""
+def _way(least: int, most: int | None) -> str:
+    """Says how products are computed if libnf4's kernels take these numbers of rows of x."""
+    dense = "dequantize and a dense product"
     if most is None:
         return "by libnf4's kernels"
-    dense = "dequantize and a dense product"
-    return f"by libnf4's kernels up to {most} rows of x, then {dense}" if most else f"by {dense}"
+    if most == 0:
+        return f"by {dense}"
+    if least > 1:
+        return f"by libnf4's kernels from {least} to {most} rows of x, otherwise {dense}"
+    return f"by libnf4's kernels up to {most} rows of x, then {dense}"
 
 
 def report_lines(report: dict[str, Any]) -> list[str]:

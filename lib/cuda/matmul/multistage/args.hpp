@@ -16,7 +16,7 @@ struct TileSchedule {
   int tiles;
   int n_tiles;
   int m_tiles;
-  int raster_group;  // tiles of x that are made with one row of tiles before the next
+  int raster_group;  // tiles of x that each row of tiles of the weight meets before the next row
   int k_tiles;       // of a tile
   int shared_tiles;
   int cta_k_tiles;
@@ -31,7 +31,7 @@ struct MultistageArgsOf {
   uint64_t *flags;     // of each CTA: the signature, once its partial sums are stored
   uint64_t signature;  // this launch's own
   float4 *partials;    // partial sums that CTAs store for others
-  bool scale_vectors;  // scales may be loaded for four K-tiles at once
+  bool scale_pairs;    // scales may be loaded for two K-tiles at once
   bool y_vectors;      // four neighbours in y may be stored at once
 };
 using MultistageArgs = MultistageArgsOf<MatmulArgs, LutCodebook>;

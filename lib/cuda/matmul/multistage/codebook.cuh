@@ -125,7 +125,7 @@ class RowScales {
   __device__ __forceinline__ void load(int pair) {
     const WeightView &weight = args_.matmul.weight;
     if (pair * 2 >= args_.schedule.k_tiles) return;
-    if (!args_.scale_vectors) return load_each(pair);
+    if (!args_.scale_pairs) return load_each(pair);
     const int64_t block = first_ / kMultistageTileK + pair * 2;
     if (!is_nested()) {
       absmax_ =

@@ -14,7 +14,7 @@ namespace {
 template <int Rows, int RowChunks>
 class TileCopies {
   static constexpr int kRowStep = kMultistageThreads / RowChunks;
-  static constexpr int kIdle = Rows < kRowStep;  // some threads have no row
+  static constexpr bool kIdle = Rows < kRowStep;  // some threads have no row
 
  public:
   static constexpr int kPieces = (Rows + kRowStep - 1) / kRowStep;
@@ -25,11 +25,13 @@ class TileCopies {
   // `from` is the first chunk of the first row, of `rows` in the matrix; `to` is this thread's
   // place in a stage.
   __device__ __forceinline__ TileCopies(const void *from, int64_t row_bytes, int64_t rows, int to)
-      : from_(static_cast<const uint8_t *>(from) + row() * row_bytes + chunk() * 16),
+      : from_(static_cast<const uint8_t *>(from) + chunk() * 16),
         step_bytes_(row_bytes * kRowStep),
         to_(to) {
     const int left = static_cast<int>(min(rows, int64_t{Rows})) - row();
     pieces_ = left <= 0 ? 0 : (left + kRowStep - 1) / kRowStep;
+    // An only row may have any stride, and others no address of their own.
+    if (left > 0) from_ += row() * row_bytes;
   }
 
   // Copies a piece of the next K-tile; if not `more`, there is none.

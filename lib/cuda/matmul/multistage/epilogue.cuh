@@ -14,7 +14,8 @@
 namespace nf4::cuda {
 namespace {
 
-// Exchanges sums through the workspace, in the order of the CTAs.
+// Exchanges sums through the workspace. A tile's last CTA adds the others' to its own, in their
+// order.
 template <class Args, int MTiles>
 class StreamKReduction {
   using Sums = float[2][MTiles][4];

@@ -1,12 +1,13 @@
-// y = x W^T by mma.sync, for 9 and more rows of x on GPUs that have no wgmma, from Ampere on.
+// y = x W^T by mma.sync on GPUs that have no wgmma, from Ampere on, where skinny kernels cannot
+// run.
 //
 // A CTA of eight warps multiplies 256 rows of the weight by 16 to 128 rows of x in K-tiles of 64
 // columns. cp.async copies packed codes and x into stages of shared memory, several K-tiles ahead.
 // A warp has 32 rows of the weight and all rows of x: it decodes each code once, in registers, by
 // look-ups in a table of pairs, as operand A of mma.m16n8k16, and loads x as operand B. CTAs share
 // the tiles that do not fill the last wave (stream-K), and add partial sums in the order of the
-// CTAs. With many rows of x the bound is the latency of a warp's own instructions, of which a
-// scheduler has two warps. docs/design/matmul-multistage.md has the cycle counts and experiments.
+// CTAs. With many rows of x the bound is latency: each scheduler has two warps, and a warp waits
+// for its own look-ups. docs/design/matmul-multistage.md has the cycle counts and experiments.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -47,7 +47,7 @@ int64_t plan_tiles(const MatmulSize &size, const MatmulConfig &config, int multi
 }
 
 // The scales of two K-tiles, the first of them even, lie side by side and are aligned.
-bool has_scale_vectors(const Weight &weight) {
+bool has_scale_pairs(const Weight &weight) {
   return weight.blocksize_log2 == 6 && weight.cols % (2 * kMultistageTileK) == 0 &&
          is_multiple(weight.absmax, weight.nested() ? 2 : 8) &&
          (!weight.nested() || weight.nested_blocksize_log2 >= 1);
@@ -76,7 +76,7 @@ cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblem &p
   args.signature = next_signature();
   args.partials = reinterpret_cast<float4 *>(static_cast<uint8_t *>(problem.workspace) +
                                              workspace.flags_bytes());
-  args.scale_vectors = has_scale_vectors(problem.weight);
+  args.scale_pairs = has_scale_pairs(problem.weight);
   args.y_vectors = is_multiple(matmul.y, 8) && (matmul.m == 1 || matmul.y_stride % 4 == 0);
   const auto &kernels = kernels_of<MultistageKernels>(*target.family).of;
   return launch(

@@ -20,8 +20,8 @@ struct TilePart {
 
 // A CTA first computes its parts of the shared tiles, from the last to the first, then whole tiles.
 // The end of its last part may belong to another CTA, which may wait for the sums. CTAs wait only
-// for CTAs before them, and store their own sums before they wait, so none waits forever as long as
-// CTAs start in order.
+// for CTAs before them, and store their own sums before they wait. So none waits forever, as long
+// as CTAs start in order.
 class StreamKTiles {
  public:
   __device__ __forceinline__ explicit StreamKTiles(const TileSchedule &schedule) : of_(schedule) {}
