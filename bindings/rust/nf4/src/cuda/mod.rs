@@ -40,7 +40,8 @@
 //! use nf4::{matmul_batch_into, MatrixOf, ProductOf};
 //! use std::sync::Arc;
 //!
-//! /// q, k and v of m rows of x. The workspace has the most of the weights' `matmul_workspace_bytes`.
+//! /// The outputs of q, k and v for m rows of x. The workspace has as many bytes as
+//! /// `spec().matmul_workspace_bytes::<bf16>(m)` gives for the weight that needs most.
 //! fn qkv(
 //!     x: &CudaSlice<bf16>,
 //!     m: usize,
@@ -70,7 +71,7 @@
 //! use nf4::{matmul_grouped_into, MatrixOf};
 //! use std::sync::Arc;
 //!
-//! /// Row i of y is that of the row token_of_row[i] of x, by the expert whose rows end behind i.
+//! /// Row i of y is the product of row token_of_row[i] of x with the first expert e for which i < ends[e].
 //! fn experts(
 //!     x: &CudaSlice<bf16>,
 //!     tokens: usize,
