@@ -1,5 +1,5 @@
-/* The few functions of the CUDA driver API that the examples need, found at run time: these compile
- * without the CUDA toolkit and run on a machine without a driver. */
+/* The functions of the CUDA driver API that the examples need. They are loaded at run time, so the
+ * examples compile without the CUDA toolkit and run on a machine without a driver. */
 #ifndef CUDA_DRIVER_H
 #define CUDA_DRIVER_H
 
@@ -25,7 +25,8 @@ static int (*cuStreamSynchronize)(CUstream);
 static int (*cuStreamDestroy)(CUstream);
 static int (*cuGetErrorName)(int, const char **);
 
-/* Exits unless the driver is there: nf4_device_info has said that it is. */
+/* Exits if there is no driver. The examples call nf4_device_info first, which says whether there
+ * is one. */
 static void cuda_driver_load(void) {
   void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   const struct {
@@ -63,8 +64,8 @@ static void cuda_check(int result) {
   exit(1);
 }
 
-/* Returns when the bytes are there. A copy from pageable memory may return while it runs, and a
- * stream that does not wait for the default stream does not wait for it. */
+/* Returns when the copy is done. cuMemcpyHtoD from pageable memory may return earlier, and a stream
+ * that does not wait for the default stream does not wait for that copy. */
 static void copy_to_device(CUdeviceptr to, const void *from, size_t bytes) {
   cuda_check(cuMemcpyHtoD(to, from, bytes));
   cuda_check(cuStreamSynchronize(NULL));

@@ -1,5 +1,7 @@
-/* Quantizes and dequantizes a weight in raw GPU memory, on a stream of the caller's, and
- * compares every byte with the CPU's answer. Exits 77 where there is no GPU. */
+/* Quantizes and dequantizes a weight in raw GPU memory, on a stream of the caller, and compares
+ * every byte with the result of the CPU. Exits with 77 if there is no GPU that libnf4 can use.
+ *
+ *   cc device_buffers.c -lnf4 -ldl */
 #include <nf4/nf4.h>
 #include <string.h>
 
@@ -70,7 +72,7 @@ static void free_weight(const Weight *w, void (*release)(void *)) {
   release(w->workspace);
 }
 
-/* How many bytes of `device` differ from those of `host`. */
+/* Returns how many bytes of `device` differ from those of `host`. */
 static int64_t differences(const char *what, const void *device, const void *host, int64_t bytes) {
   unsigned char *copy = host_alloc(bytes);
   int64_t count = 0;

@@ -1,6 +1,6 @@
-/* y = x W^T for a weight in GPTQ's layout: its qweight, qzeros and scales in host memory, then in
- * raw GPU memory on a stream of the caller's, where there is a GPU. Compares with the dequantized
- * weight.
+/* Computes y = x W^T for a weight in GPTQ's layout (qweight, qzeros and scales): in host memory
+ * and, if there is a GPU, in raw GPU memory on a stream of the caller. Compares with the
+ * dequantized weight.
  *
  *   cc gptq_matmul.c -lnf4 -ldl -lm */
 #include <math.h>
@@ -26,7 +26,7 @@ static void *allocate(int64_t bytes) {
   return memory;
 }
 
-/* GPU memory with the bytes of `host`; NULL: whatever it has. */
+/* Returns GPU memory with the bytes of `host`; if that is NULL, the memory is not initialized. */
 static void *on_device(const void *host, int64_t bytes) {
   CUdeviceptr memory = 0;
   cuda_check(cuMemAlloc(&memory, (size_t)bytes));
@@ -41,8 +41,8 @@ static float from_bf16(uint16_t bits) {
   return number;
 }
 
-/* What a checkpoint of GPTQ v1 has: qweight [COLS / 8][ROWS], qzeros [groups][ROWS / 8], scales
- * [groups][ROWS] in bf16; here of random numbers, rounded. */
+/* Returns what a GPTQ v1 checkpoint has: qweight [COLS / 8][ROWS], qzeros [groups][ROWS / 8] and
+ * scales [groups][ROWS] in bf16. The weight is made of random numbers by rounding to nearest. */
 static nf4_int4_tensor random_weight(nf4_int4_sizes *sizes) {
   nf4_int4_tensor weight = {.struct_size = sizeof weight,
                             .layout = NF4_INT4_GPTQ,

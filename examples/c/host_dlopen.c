@@ -1,7 +1,8 @@
-/* Loads libnf4 while running, quantizes a weight on the CPU, turns it back into numbers and
- * prints the error. Needs nf4.h to compile and nothing to link but libdl.
+/* Loads libnf4 at run time, quantizes a weight on the CPU, dequantizes it and prints the error. To
+ * compile it needs nf4.h, and it does not link libnf4.
  *
- *   host_dlopen [path of libnf4.so] */
+ *   cc host_dlopen.c -ldl -lm -o host_dlopen
+ *   ./host_dlopen [path of libnf4.so.0] */
 #include <dlfcn.h>
 #include <math.h>
 #include <nf4/nf4.h>

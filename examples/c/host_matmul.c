@@ -1,5 +1,5 @@
-/* Multiplies with weights that stay in 4 bits, on the CPU: y = x W^T for one weight, then for two
- * that share an x, in one call. Compares with products of the dequantized weights.
+/* Multiplies x by weights that stay in 4 bits, on the CPU: y = x W^T for one weight, then for two
+ * weights that share x, in one call. Compares with products of the dequantized weights.
  *
  *   cc host_matmul.c -lnf4 -lm */
 #include <math.h>

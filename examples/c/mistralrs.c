@@ -1,5 +1,8 @@
-/* mistralrs_dequantize.h: what it refuses, and, on a GPU, its values beside the CPU's. Exits 77
- * where there is no GPU, after the first; the argument "host" ends it there, with 0. */
+/* Tests mistralrs_dequantize.h: first which arguments its functions refuse, then, on a GPU, whether
+ * their values are those of the CPU. Exits with 77 if there is no GPU for the second part. With the
+ * argument "host" the program ends after the first part.
+ *
+ *   cc mistralrs.c -lnf4 -ldl */
 #include <string.h>
 
 #include "cuda_driver.h"
@@ -32,7 +35,7 @@ enum { CASES = sizeof cases / sizeof *cases };
 static uint8_t codes[(N + 1) / 2];
 static float absmax[BLOCKS], wanted[N], found[N];
 
-/* Was a call refused with these words? An empty string: it was not. */
+/* Returns whether a call was refused with these words. An empty string means: not refused. */
 static int said(const char *name, const char *words) {
   const int right = words[0] == '\0' ? refused[0] == '\0' : strstr(refused, words) != NULL;
   if (!right) fprintf(stderr, "%s: expected \"%s\", not \"%s\"\n", name, words, refused);
@@ -40,7 +43,7 @@ static int said(const char *name, const char *words) {
   return right;
 }
 
-/* The arguments reach libnf4 each at its place. */
+/* Checks that each argument reaches libnf4 in its place. */
 static int check_arguments(void) {
   int right = 1;
   for (int i = 0; i < CASES; ++i) {

@@ -1,8 +1,8 @@
-/* The NF4 and FP4 functions that mistral.rs links (mistralrs-quant, src/bitsandbytes/ffi.rs), by
- * libnf4: include this in one C or C++ file of the build, in place of the kernels of those names.
- * Its functions of 8 bits stay its own. They enqueue on the stream, and return nothing: where
- * libnf4 refuses a call, NF4_MISTRALRS_FAILED gets its words; by default it prints them and aborts
- * the process. */
+/* The NF4 and FP4 functions that mistral.rs links (mistralrs-quant, src/bitsandbytes/ffi.rs),
+ * implemented with libnf4. Include this header in one C or C++ file of the build, in place of the
+ * kernels of those names; mistral.rs keeps its own 8-bit functions. The functions enqueue on the
+ * stream and return nothing. If libnf4 refuses a call, they pass its error text to
+ * NF4_MISTRALRS_FAILED, which by default prints the text and aborts the process. */
 #ifndef NF4_MISTRALRS_DEQUANTIZE_H
 #define NF4_MISTRALRS_DEQUANTIZE_H
 

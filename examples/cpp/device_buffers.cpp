@@ -1,5 +1,7 @@
-// Dequantizes a weight in GPU memory into fp16, with the CUDA runtime and owned buffers, and
-// compares every value with the CPU's answer. Exits 77 where there is no GPU.
+// Dequantizes a weight in GPU memory to fp16, with the CUDA runtime and owned buffers, and compares
+// every value with the result of the CPU. Exits with 77 if there is no GPU that libnf4 can use.
+//
+//   nvcc -std=c++17 device_buffers.cpp -lnf4
 #include "owned.hpp"
 
 namespace {

@@ -1,5 +1,6 @@
-// A Mixtral-shaped block of experts on the CPU, whose weights stay in 4 bits: two grouped products.
-// Compares with a loop over tokens and their experts on the dequantized weights, in binary64.
+// Computes a Mixtral-shaped block of experts on the CPU with two grouped products; the weights stay
+// in 4 bits. Compares with a loop over tokens and their experts on the dequantized weights, in
+// binary64.
 //
 //   c++ -std=c++17 host_moe.cpp -lnf4
 #include <cstdio>

@@ -1,4 +1,4 @@
-// What the C++ examples share: errors as exceptions, random numbers, and weights in host memory.
+// The C++ examples share this: errors as exceptions, random numbers, and weights in host memory.
 #pragma once
 
 #include <nf4/nf4.h>

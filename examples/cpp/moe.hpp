@@ -1,6 +1,6 @@
-// A Mixtral-shaped block of experts in host memory, for host_moe.cpp and moe_block.cu: of 8
-// experts, each y = down(silu(gate(x)) * up(x)), a router chooses 2 for each token and adds up what
-// they give. Gate and up of all experts are one weight in 4 bits, down another.
+// A Mixtral-shaped block of experts in host memory, for host_moe.cpp and moe_block.cu. Each of 8
+// experts computes y = down(silu(gate(x)) * up(x)). A router chooses 2 experts for each token, and
+// the block adds their outputs. Gate and up of all experts are one 4-bit weight, down is another.
 #pragma once
 
 #include <algorithm>
@@ -36,9 +36,9 @@ HOST_DEVICE inline Choice choose(const float *logits) {
   return {{first, second}, {share, 1 - share}};
 }
 
-// Rows of y sorted by expert, two for each token, as libnf4 takes them.
+// The routing as libnf4 takes it: rows of y sorted by expert, two for each token.
 struct Routing {
-  std::vector<int32_t> ends, x_index, place;  // place: the row of each token's choice
+  std::vector<int32_t> ends, x_index, place;  // place: the row of y of each token's choice
   std::vector<float> row_scale;
 };
 

@@ -1,8 +1,8 @@
-// A Mixtral-shaped block of experts on raw device buffers, whose weights stay in 4 bits: a router,
-// a grouped product for gate and up, a kernel of one's own, and a grouped product for down that
-// scales its rows by the router's weights. Which rows are whose never leaves the GPU, so a CUDA
-// graph that is captured once serves every routing of its 40 tokens. Compares the results with the
-// CPU's. Exits 77 where there is no GPU.
+// Computes a Mixtral-shaped block of experts on raw device buffers; the weights stay in 4 bits. The
+// steps are a router, a grouped product for gate and up, a kernel of this file, and a grouped
+// product for down that scales its rows by the router's weights. The routing never leaves the GPU,
+// so a CUDA graph that is captured once serves every routing of its 40 tokens. Compares the results
+// with those of the CPU. Exits with 77 if there is no GPU that libnf4 can use.
 //
 //   nvcc -std=c++17 moe_block.cu -lnf4
 #include <cuda_fp16.h>
@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t kTokens = 40;
 constexpr int kReplays = 3;
-// By norm: two products in fp16 against binary32, and three roundings between and after them.
+// The largest relative error in the 2-norm: two products in fp16 against binary32, and three
+// roundings between and after them.
 constexpr double kAllowed = 5 * 5e-4;
 constexpr int kThreads = 256;
 
@@ -27,7 +28,7 @@ struct Routed {
   float *row_scale;
 };
 
-// A thread a token.
+// One thread for each token.
 __global__ void choose_kernel(const __half *x, const float *router, Choice *choices) {
   const int64_t token = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (token >= kTokens) return;
@@ -38,7 +39,7 @@ __global__ void choose_kernel(const __half *x, const float *router, Choice *choi
   choices[token] = choose(logits);
 }
 
-// One thread an expert: its rows begin after those of the experts before it.
+// One thread for each expert, whose rows begin after those of the experts before it.
 __global__ void sort_kernel(const Choice *choices, Routed routed) {
   const int expert = static_cast<int>(threadIdx.x);
   int32_t row = 0;
@@ -54,7 +55,7 @@ __global__ void sort_kernel(const Choice *choices, Routed routed) {
   routed.ends[expert] = row;
 }
 
-// hidden = silu(gate) * up, of rows [gate, up]
+// hidden = silu(gate) * up, for rows [gate, up]
 __global__ void swiglu_kernel(const __half *both, __half *hidden) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= kTokens * kTopK * kIntermediate) return;
@@ -72,7 +73,7 @@ __global__ void sum_kernel(const __half *rows, const int32_t *place, __half *y) 
   y[i] = __float2half(sum);
 }
 
-// All memory is taken here; a call only enqueues.
+// The constructor takes all memory; a call only enqueues.
 class DeviceMoe {
  public:
   explicit DeviceMoe(const HostMoe &host)
@@ -112,7 +113,7 @@ class DeviceMoe {
     return args;
   }
 
-  // One workspace for both calls, which the stream runs one after the other.
+  // One workspace serves both calls, since the stream runs them one after the other.
   size_t workspace_bytes() const {
     const nf4_grouped_args first = up_product(nullptr), second = down_product();
     size_t of_first = 0, of_second = 0;
@@ -131,7 +132,7 @@ class DeviceMoe {
   DeviceBuffer<uint8_t> workspace_{workspace_bytes()};
 };
 
-// Of one call; libnf4's launches are captured as any.
+// The CUDA graph of one call. A capture records libnf4's launches like those of other kernels.
 class Graph {
  public:
   template <class Enqueue>

@@ -1,4 +1,4 @@
-// What the C++ examples on a GPU share beside host_weight.hpp: device memory and streams that free
+// The C++ examples on a GPU share this and host_weight.hpp: device memory and streams that free
 // themselves, and weights in device memory.
 #pragma once
 
@@ -20,7 +20,7 @@ inline void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-// Is there a GPU that the library can use? Says which, or why not.
+// Returns whether the library can use GPU 0, and prints its name or why it cannot be used.
 inline bool have_gpu() {
   nf4_device info{};
   info.struct_size = sizeof info;
@@ -45,7 +45,8 @@ class DeviceBuffer {
   }
   explicit DeviceBuffer(const std::vector<T> &host) : DeviceBuffer(host.size()) {
     check(cudaMemcpy(data(), host.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
-    // A copy from pageable memory may return while it runs, and make_stream()'s do not wait for it.
+    // A copy from pageable memory may return while it runs, and streams of make_stream() do not
+    // wait for it.
     check(cudaStreamSynchronize(nullptr));
   }
   std::vector<T> to_host() const {

@@ -1,7 +1,8 @@
-// The MLP of a LLaMA-shaped model, y = down(silu(gate(x)) * up(x)), on weights that stay in 4 bits:
-// gate and up in one call of libnf4, which is one launch where there are few rows, a kernel of
-// one's own, and down, in order on one stream, for a prompt and then for single tokens. Compares
-// the results with the CPU's. Exits 77 where there is no GPU.
+// Computes the MLP of a LLaMA-shaped model, y = down(silu(gate(x)) * up(x)), on weights that stay
+// in 4 bits. Three steps run in order on one stream: gate and up in one call of libnf4 (one launch
+// for few rows), a kernel of this file, and down. The program runs a prompt, then single tokens,
+// and compares the results with those of the CPU. Exits with 77 if there is no GPU that libnf4 can
+// use.
 //
 //   nvcc -std=c++17 swiglu_mlp.cu -lnf4
 #include <cuda_fp16.h>
@@ -16,9 +17,10 @@ namespace {
 constexpr int64_t kHidden = 512, kIntermediate = 1376, kPrompt = 40;
 constexpr int kTokens = 3;
 
-// By norm, against the exact product of the same numbers: what fp16 matmuls may be off by.
+// The largest error of a matmul in fp16: the 2-norm of the difference from the exact product of the
+// same numbers, over the norm of that product.
 constexpr double kMatmulError = 5e-4;
-// Two sides, and on each three products and the rounding of what is between them.
+// The GPU and the CPU both have errors: three products and the rounding of the values between them.
 constexpr double kAllowed = 2 * 4 * kMatmulError;
 
 __host__ __device__ float swiglu(float gate, float up) { return gate / (1 + expf(-gate)) * up; }
@@ -29,7 +31,7 @@ __global__ void swiglu_kernel(__half *gate, const __half *up, int64_t count) {
   if (i < count) gate[i] = __float2half(swiglu(__half2float(gate[i]), __half2float(up[i])));
 }
 
-// m rows of x times the transpose of a weight, as libnf4 takes it; all of it without gaps.
+// The args of y = x W^T for m rows of x; x and y are contiguous.
 nf4_matmul_args product(const nf4_tensor &weight, const __half *x, int64_t m, __half *y) {
   nf4_matmul_args args{};
   args.struct_size = sizeof args;
@@ -62,7 +64,8 @@ struct HostMlp {
   }
 };
 
-// The same on a GPU. All memory is taken here, for up to max_m rows of x; a call only enqueues.
+// The same on a GPU. The constructor takes all memory, for up to max_m rows of x; a call only
+// enqueues.
 class DeviceMlp {
  public:
   DeviceMlp(const HostMlp &host, int64_t max_m)
@@ -88,8 +91,8 @@ class DeviceMlp {
   }
 
  private:
-  // One workspace for both calls, which the stream runs one after the other; fewer rows never need
-  // more of it.
+  // One workspace serves both calls, since the stream runs them one after the other. Fewer rows
+  // never need more.
   size_t workspace_bytes(int64_t max_m) const {
     const nf4_tensor *const weights[] = {&gate_.tensor, &up_.tensor};
     const nf4_matmul_args args[] = {product(gate_.tensor, nullptr, max_m, nullptr),

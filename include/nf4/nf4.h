@@ -21,8 +21,10 @@
  *     nested_offset   float [1], in the same memory as the other parts
  *
  * THE ARITHMETIC
- *   scale = RN(RN(nested_code[q] * nested_absmax[b / nested_blocksize])
- *              + nested_offset)                        (nested)
+ *   For an element of block b, with integer division:
+ *   scale = absmax[b]                                  (flat)
+ *   scale = RN(RN(nested_code[absmax[b]] * nested_absmax[b / nested_blocksize])
+ *              + nested_offset[0])                     (nested)
  *   value = RN_dtype(RN(codebook[code] * scale))
  *   RN rounds to nearest even in IEEE 754 binary32; multiply and add are never
  *   fused. Dequantize is therefore bit-equal to bitsandbytes' CUDA kernels, signed
@@ -278,17 +280,17 @@ typedef struct nf4_lora {
   int64_t b_stride;           /* >= rank */
   void *product;              /* output [m, rank], contiguous, in the dtype of nf4_matmul_args:
                                  x A^T, or dy B in the gradient, without the scale. The
-                                 gradients of B and A need it. NULL: not wanted. The CPU
-                                 functions need it */
+                                 gradients of B and A need it. On a GPU it may be NULL, if it
+                                 is not wanted; the CPU functions refuse NULL */
 } nf4_lora;
 
 /* y = x W^T + bias, for activations x [m, cols], a weight W [rows, cols], an output
  * y [m, rows] and a bias [rows]. Matrices are row-major; a stride is the distance
  * from one row to the next, in elements. */
 typedef struct nf4_matmul_args {
-  size_t struct_size;         /* sizeof(nf4_matmul_args), or 64: without lora */
-  nf4_dtype dtype;            /* of x, bias and y; on a GPU, fp32 needs an nf4_tensor and, but
-                                 in nf4_matmul_grad_launch, m <= 16 */
+  size_t struct_size;         /* sizeof(nf4_matmul_args), or 64 if it ends before lora */
+  nf4_dtype dtype;            /* of x, bias and y. On a GPU, fp32 needs an nf4_tensor and m <= 16;
+                                 nf4_matmul_grad_launch takes any m */
   int32_t reserved;           /* 0 */
   int64_t m;                  /* >= 0 */
   const void *x;
@@ -365,8 +367,8 @@ NF4_API nf4_status nf4_matmul_cpu(const nf4_tensor *weight, const nf4_matmul_arg
  * args->x is dy, and x_stride is at least rows; args->y is dx, and y_stride is at least cols;
  * bias is NULL. With a lora, dx = dy W + scale p A, and p = dy B. Everything else is as in the
  * functions above with rows and cols exchanged: dx is empty if m or cols is 0, and 0 if rows
- * is 0. In 16 bits the entries times the scale may be rounded to the dtype, after errors of up
- * to three eighths of that rounding. fp32 may have any m.
+ * is 0. In 16 bits the entries times the scale may be rounded to the dtype; before that they may
+ * be off by up to three eighths of its rounding error. fp32 may have any m.
  *
  * INVALID_ARGUMENT: the cases of those functions; bias is not NULL. */
 NF4_API nf4_status nf4_matmul_grad_workspace_size(const nf4_tensor *weight,
@@ -502,7 +504,8 @@ NF4_API nf4_status nf4_matmul_plan(const nf4_tensor *const *weights, const nf4_m
 typedef struct nf4_grouped_args {
   size_t struct_size;         /* sizeof(nf4_grouped_args) */
   nf4_dtype dtype;            /* of x, bias and y; on a GPU fp16 or bf16 */
-  int32_t experts;            /* E >= 0; divides the rows of an nf4_tensor, which are 0 if E is */
+  int32_t experts;            /* E >= 0; divides the rows of an nf4_tensor, which has none if E
+                                 is 0 */
   int64_t m;                  /* rows of y: 0..2^31-1 */
   const void *x;              /* [x_rows, K] */
   int64_t x_stride;           /* >= K */
@@ -572,7 +575,9 @@ NF4_API nf4_status nf4_matmul_grouped_grad_cpu(const nf4_tensor *weight,
  * columns whose g_idx is g. There are G = cols / group_size groups.
  *
  * A 32-bit word has eight codes; code i is in bits 4 i to 4 i + 3. The words of codes and of
- * zeros, and the scales, lie as in checkpoints, row-major:
+ * zeros, and the scales, lie as in checkpoints, row-major. r and c are the row and the column of
+ * a word in its matrix; the codes of a word of packed differ in k, a column of the weight, or in n,
+ * a row of the weight:
  *   layout               packed             code i of a word     zeros           scales
  *   GPTQ                 [K / 8][N]         k = 8 r + i          [G][ceil(N/8)]  [G][N]
  *   AWQ                  [K][N / 8]         n = 8 c + order[i]   [G][N / 8]      [G][N]
@@ -788,7 +793,7 @@ typedef struct nf4_device {
   int32_t compute_capability; /* major * 10 + minor: 90 for an H200 */
   int32_t multiprocessors;
   int32_t driver_version;     /* CUDA version of the driver, 13000 for 13.0; 0: none */
-  int32_t runtime_version;    /* CUDA version that the library was built with */
+  int32_t runtime_version;    /* CUDA version that the library was built with, as above */
   int32_t reserved;
   int64_t memory_bytes;
   char name[256];

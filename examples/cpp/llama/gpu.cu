@@ -1,4 +1,4 @@
-// The model on a GPU, in bf16: one stream, and a CUDA graph of a step of decode.
+// Runs the model on a GPU, in bf16, on one stream. A step of decode is a CUDA graph.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -8,7 +8,7 @@ namespace {
 
 void check(cudaError_t error) { require(error == cudaSuccess, cudaGetErrorString(error)); }
 
-// The class of the teams of a method.
+// Declares the type of a method's teams, for decltype.
 template <class Step, class Team, class... Arguments>
 Team team_of(void (Step::*)(Team, int, Arguments...));
 
@@ -16,7 +16,7 @@ template <auto kMethod, class Step, class... Arguments>
 __global__ void __launch_bounds__(kThreads) kernel(int count, Step step, Arguments... arguments) {
   using Team = decltype(team_of(kMethod));
 #if __CUDA_ARCH__ >= 900
-  // The next kernel may start early; this one waits here for the last.
+  // The next kernel may start early; this one waits here for the previous one.
   cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
 #endif
@@ -63,7 +63,7 @@ class Gpu {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
 
-  void *allocate(size_t bytes) {  // NULL where there is not as much
+  void *allocate(size_t bytes) {  // NULL if there is not enough memory
     void *memory = nullptr;
     cudaMalloc(&memory, bytes);
     return memory_.emplace_back(memory, cudaFree).get();
@@ -88,13 +88,14 @@ class Gpu {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    cudaFuncAttributes compiled{};  // a kernel of PTX before 9.0 does not wait
+    cudaFuncAttributes compiled{};  // a kernel of PTX before 9.0 does not wait for the previous one
     check(cudaFuncGetAttributes(&compiled, function));
     const dim3 grid((count * kTeam + kThreads - 1) / kThreads);
     const cudaLaunchConfig_t config{grid, kThreads, 0, stream_, &early, compiled.ptxVersion >= 90};
     check(cudaLaunchKernelEx(&config, function, int(count), step, arguments...));
   }
-  // After the first step, which loads the kernels, all replay one graph: memory alone changes.
+  // The first step loads the kernels. All later ones replay one graph; only the contents of memory
+  // change.
   void repeat(const std::function<void()> &step) {
     if (graph_) return check(cudaGraphLaunch(graph_, stream_));
     step();

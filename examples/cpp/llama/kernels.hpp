@@ -1,5 +1,6 @@
-// What the model computes beside products, the same on each backend: a team of threads has an
-// element, a row or a head. On a GPU it is a thread, a warp or a block; on the CPU one thread.
+// Everything that the model computes except the products, written once for each backend. A team of
+// threads computes an element, a row or a head. A team is a thread, a warp or a block on a GPU, and
+// one thread on the CPU.
 #pragma once
 
 #include <cmath>
@@ -34,9 +35,9 @@ struct alignas(16) Vector {
   T of[sizeof(T) == 4 ? kVector : kVector / 2];
 };
 
-// A step of m rows. Products read normed, attended and inner, and write both (q, k and v, then gate
-// and up), added (to x, by the next norm) and, of the last rows of sequences, logits. A method does
-// the i-th team's work.
+// A step of m rows. Products read normed, attended and inner. They write both (q, k and v, later
+// gate and up), added (which the next norm adds to x) and, for the last row of each sequence,
+// logits. A method does the work of team i.
 template <class Backend>
 struct Step : nf4::LlamaConfig {
   using LlamaConfig::LlamaConfig;
@@ -44,7 +45,7 @@ struct Step : nf4::LlamaConfig {
   using Thread = typename Backend::template Team<1>;
   using Warp = typename Backend::template Team<32>;
   using Block = typename Backend::template Team<kThreads>;
-  // A copy is one load on a GPU, and keeps a compiler for the CPU from using vectors.
+  // On a GPU a copy is one load. On the CPU it would keep the compiler from using vectors.
   using Loaded = std::conditional_t<Backend::kReadsHost, const Vector<T> &, const Vector<T>>;
   static constexpr int kSize = sizeof(Vector<T>) / sizeof(T);
 
@@ -74,8 +75,9 @@ struct Step : nf4::LlamaConfig {
     }
   }
 
-  // Rotary position embedding of q in place and of k into the cache, and v into the cache, all of
-  // a layer: [sequence][kv_head][context][head_dim]. i is a pair of columns, head_dim / 2 apart.
+  // Applies the rotary position embedding to q in place and to k, and writes k and v to the cache
+  // of the layer, [sequence][kv_head][context][head_dim]. i is a pair of columns, head_dim / 2
+  // apart.
   HOST_DEVICE void rotate(Thread, int i, T *keys, T *values) {
     const int half = head_dim / 2, pair = i % half, all = heads + 2 * kv_heads,
               head = i / half % all;
@@ -90,9 +92,9 @@ struct Step : nf4::LlamaConfig {
     to[half] = T(b * c + a * s);
   }
 
-  // A row's head, tile by tile of keys: scores, softmax of those so far, and the sum of the values.
-  // The team shares first the keys, then vectors of columns and, as there are more threads, again
-  // the keys.
+  // Attention of one head and row, in tiles of keys: the scores, the softmax of all scores so far,
+  // and the sum of the values. For the scores the team divides the keys. For the sum it divides
+  // vectors of columns and, since there are more threads than vectors, the keys again.
   HOST_DEVICE void attend(Block team, int i, const T *keys, const T *values) {
     const int head = i / m, row = i % m, end = rows[row].position + 1, vectors = head_dim / kSize;
     const int parts = team.size > vectors ? team.size / vectors : 1;
@@ -150,7 +152,7 @@ struct Step : nf4::LlamaConfig {
     }
   }
 
-  // token = that of the largest logit, the first of equal ones.
+  // Chooses the token of the largest logit, the first of equal ones.
   HOST_DEVICE void choose(Block team, int i) {
     const T *row = logits + int64_t{i} * vocabulary;
     float largest = -INFINITY, first = 0;
@@ -165,7 +167,7 @@ struct Step : nf4::LlamaConfig {
   HOST_DEVICE static Vector<T> &at(const T *numbers) {
     return *reinterpret_cast<Vector<T> *>(const_cast<T *>(numbers));
   }
-  // The part of one of `size` threads in a dot product.
+  // Returns the part of a dot product that thread `rank` of `size` computes.
   HOST_DEVICE static float dot(const T *a, const T *b, int count, int rank, int size) {
     float sums[kSize] = {}, sum = 0;
     UNROLL

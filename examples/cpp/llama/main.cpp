@@ -8,7 +8,8 @@
 
 void generate_on_gpu(const Options &options);  // gpu.cu
 
-// The model on the CPU, in fp32: libnf4's products, and teams of one thread for the rest.
+// Runs the model on the CPU, in fp32: libnf4 computes the products, and teams of one thread the
+// rest.
 class Cpu {
  public:
   template <int>
@@ -29,7 +30,7 @@ class Cpu {
   explicit Cpu(int64_t threads)
       : threads_(threads ? threads : std::max(1u, std::thread::hardware_concurrency())) {}
 
-  // NULL where there is not as much in all: malloc promises more than there is.
+  // Returns NULL if the sum is more than the memory of the machine; malloc alone would not fail.
   void *allocate(size_t bytes) {
     taken_ += bytes;
     const size_t all = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
@@ -37,7 +38,8 @@ class Cpu {
   }
   void *copy(void *to, const void *from, size_t bytes) { return std::memcpy(to, from, bytes); }
   void multiply(const nf4::Products &products) { products.cpu(static_cast<int32_t>(threads_)); }
-  // Calls a method for 0, 1, ..., count - 1, on as many threads as pay for their start.
+  // Calls a method for 0, 1, ..., count - 1, on as many threads as save more time than their start
+  // takes.
   template <auto kMethod, class... Arguments>
   void run(int64_t count, int64_t cost, Step<Cpu> step, Arguments... arguments) {
     const int64_t parts = std::clamp<int64_t>(count * cost >> 18, 1, threads_);
@@ -62,7 +64,7 @@ constexpr const char *kUsage =
     "llama FOLDER [--tokens N] [--cpu] [--threads N] [--context N] [--logits FILE] PROMPT...\n"
     "1 to 8 prompts: token ids with commas.\n";
 
-// Ends the program where they make no sense. Numbers are read as JSON has them.
+// Prints the usage and exits if the words are not valid. Numbers are read as in JSON.
 static Options parse(const std::vector<std::string> &words) try {
   Options options;
   for (size_t i = 0; i < words.size(); ++i) {

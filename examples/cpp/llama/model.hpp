@@ -1,4 +1,5 @@
-// The model and the program, the same for each backend, which has the memory and runs the kernels.
+// The model and the program, written once for each backend. A backend has the memory and runs the
+// kernels.
 #pragma once
 
 #include <chrono>
@@ -22,7 +23,7 @@ class Llama {
   using T = typename Backend::T;
   using S = Step<Backend>;
 
-  // Takes all memory, for `context` tokens of each of `batch` sequences, but the workspace.
+  // Takes all memory except the workspace, for `batch` sequences of up to `context` tokens.
   Llama(const nf4::Checkpoint &checkpoint, Backend &backend, int64_t batch, int64_t context)
       : backend_(backend), step_(checkpoint.config(), kVector), layers_(step_.layers) {
     S &s = step_;
@@ -82,7 +83,7 @@ class Llama {
     backend_.copy(step_.rows, last.data(), last.size() * sizeof(Row));
     choose();
   }
-  // The token after the last one, of each sequence.
+  // Chooses the next token of each sequence.
   void decode() {
     backend_.repeat([this] {
       layers(step_, step_.last);
@@ -111,7 +112,7 @@ class Llama {
     backend_.copy(values.data(), from, count * sizeof(U));
     return values;
   }
-  // `cost` of each of `count` items, in multiply-adds, about.
+  // `cost` is about the number of multiply-adds of each of `count` items.
   template <auto kMethod, class... Arguments>
   void run(const S &step, int64_t count, int64_t cost, Arguments... arguments) {
     backend_.template run<kMethod>(count, cost, step, arguments...);
@@ -122,7 +123,7 @@ class Llama {
     for (const auto &[weight, rows, args] : linears.dense)
       run<&S::dense>(s, rows, args.x_stride * s.m, weight, args);
   }
-  // `to`: the rows after the last norm.
+  // `to` gets the rows after the last norm.
   void layers(const S &s, T *to) {
     const int64_t m = s.m, keys = s.context, dim = s.head_dim, all = s.heads + 2 * s.kv_heads;
     const T *table = embedding_;
@@ -139,7 +140,7 @@ class Llama {
     }
     run<&S::norm>(s, m, s.hidden, table, norm_, to);
   }
-  // The tokens after the rows in `last`.
+  // Chooses the tokens after the rows in `last`.
   void choose() {
     multiply(step_, head_);
     run<&S::choose>(step_, step_.m, step_.vocabulary);

@@ -1,6 +1,6 @@
-//! What the two examples share: a weight to quantize, and how far it moved.
+//! The two examples share this: a weight to quantize, and the error of the result.
 
-/// Values that look like a trained weight: bell-shaped around 0, from a small generator.
+/// Returns values that are distributed like a trained weight: almost normal, with mean 0.
 pub fn example_weight(elements: usize) -> Vec<f32> {
     let mut state = 1u64;
     let mut uniform = move || {
@@ -14,7 +14,7 @@ pub fn example_weight(elements: usize) -> Vec<f32> {
     (0..elements).map(|_| bell() * 0.05).collect()
 }
 
-/// The root mean square of the differences, relative to that of `values`.
+/// Returns the root mean square of the differences, relative to that of `values`.
 pub fn relative_error(values: &[f32], back: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let moved: f64 = values.iter().zip(back).map(|(x, y)| square(x - y)).sum();

@@ -1,6 +1,7 @@
-//! NF4 and FP4 weights in candle: [`QuantizedLinear`], y = x W^T + bias on the packed bytes that
-//! bitsandbytes stores, on the CPU and, with the feature `cuda`, on GPUs. Beside that feature take
-//! nf4's `cudarc-core`, not `cudarc`: candle has cudarc link CUDA.
+//! NF4 and FP4 weights in candle: [`QuantizedLinear`] computes y = x W^T + bias on the packed bytes
+//! that bitsandbytes stores, on the CPU and, with the feature `cuda`, on GPUs. With that feature, use
+//! nf4's feature `cudarc-core` and not `cudarc`: candle makes cudarc link CUDA, and nf4's `cudarc` makes
+//! it load CUDA.
 //!
 //! ```
 //! use candle_core::{Device, Module, Tensor};
@@ -32,7 +33,7 @@ use nf4::QuantizedTensor;
 use operators::Biased;
 use product::{Product, Weight, Weights};
 
-/// A linear layer with a weight in 4 bits, or with several side by side.
+/// A linear layer with a 4-bit weight, or with several side by side.
 #[derive(Debug, Clone)]
 pub struct QuantizedLinear {
     weights: Arc<Weights>,
@@ -40,21 +41,22 @@ pub struct QuantizedLinear {
 }
 
 impl QuantizedLinear {
-    /// A layer of this weight `[out_features, in_features]` and bias `[out_features]`, on a device.
+    /// Makes a layer of this weight `[out_features, in_features]` and bias `[out_features]`, on a device.
     ///
     /// # Errors
-    /// The bias has another shape or is on another device, or the device is neither the CPU nor, with
-    /// the feature `cuda`, a GPU.
+    /// It fails if the bias has another shape or is on another device, or if the device is neither the
+    /// CPU nor, with the feature `cuda`, a GPU.
     pub fn new(weight: QuantizedTensor, bias: Option<Tensor>, device: &Device) -> Result<Self> {
         Self::joined(vec![weight], bias, device)
     }
 
-    /// One layer of several weights with as many columns each, such as q, k and v: their outputs stand
-    /// side by side, and the bias is `[rows of all]`. On a GPU up to four share a launch where x has
-    /// few rows.
+    /// Makes one layer of several weights with the same number of columns, such as q, k and v. Their
+    /// outputs are side by side, and the bias has an element for each row of all weights. On a GPU up to
+    /// four share a launch if x has few rows.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and if there is no weight, or more than 64, or one has other columns.
+    /// It fails as [`new`](Self::new) does, and if there is no weight, if there are more than 64, or if
+    /// their numbers of columns differ.
     pub fn joined(
         weights: Vec<QuantizedTensor>,
         bias: Option<Tensor>,
@@ -92,11 +94,11 @@ impl QuantizedLinear {
         Ok(QuantizedLinear { weights, bias })
     }
 
-    /// `sum` plus y, which have one shape and dtype: what a residual connection adds. Of one row of x, as in
-    /// decode, one weight and no bias, libnf4's own kernel adds it, and rounds once.
+    /// Returns y + `sum`, as a residual connection adds them; `sum` has the shape and dtype of y. For a
+    /// single row of x, as in decode, one weight and no bias, libnf4's own kernel adds it and rounds once.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward), and if `sum` has not the shape and the dtype of y.
+    /// It fails as [`forward`](Self::forward) does, and if `sum` does not have the shape and dtype of y.
     pub fn forward_add(&self, x: &Tensor, sum: &Tensor) -> Result<Tensor> {
         let weights = self.weights.all();
         let weight = weights[0].spec();
@@ -122,11 +124,11 @@ impl QuantizedLinear {
 }
 
 impl Module for QuantizedLinear {
-    /// y `[..., out_features]` of x `[..., in_features]`, in its dtype: fp32, fp16 or bf16. On a GPU
-    /// libnf4 says which way takes less time (`nf4::Path`): its own kernel, or a dense weight for the
-    /// time of the call, in that dtype, and candle's product; so it is for the gradient. fp32 with more
-    /// than 16 rows of x goes the dense way. The gradient reaches x, and the bias, which may have another
-    /// dtype; the weight has none.
+    /// Returns y `[..., out_features]` for x `[..., in_features]`, in the dtype of x: fp32, fp16 or bf16.
+    /// On a GPU libnf4 says which way is faster (`nf4::Path`): its own kernel, or a dense weight in that
+    /// dtype, which lives for the call, and candle's product. The gradient chooses in the same way. fp32
+    /// with more than 16 rows of x goes the dense way. x and the bias have gradients, the weight has none.
+    /// The bias may have another dtype than x.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.bias {
             Some(bias) => self.biased(x, &bias.to_dtype(x.dtype())?),

@@ -1,12 +1,11 @@
-//! Raw bindings to libnf4, generated from its header `nf4/nf4.h` and nothing else.
+//! Raw bindings to libnf4, generated from its header `nf4/nf4.h` alone.
 //!
-//! The header is the manual: memory, ownership, threads, alignment and errors are
-//! described there, and the comments below are its own. For a safe interface see the
-//! crate `nf4`.
+//! The header is the manual: it describes memory, ownership, threads, alignment and errors. The
+//! comments below are those of the header. The crate `nf4` has a safe interface.
 //!
 //! # Linking
-//! The build looks in the folder that the environment variable `NF4_LIB_DIR` names,
-//! else asks pkg-config for `nf4`. With the feature `vendored` it builds libnf4 and links it
+//! The build links the library of the folder in the environment variable `NF4_LIB_DIR`, else the one
+//! that pkg-config has as `nf4`. With the feature `vendored` it builds libnf4 and links it
 //! statically. With the feature `dynamic-loading` it links nothing: the first call loads
 //! libnf4, and `load` says why it cannot be loaded.
 #![no_std]

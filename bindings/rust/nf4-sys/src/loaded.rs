@@ -53,12 +53,12 @@ const SONAME: &str = "libnf4.so.0";
 
 static LOADED: OnceLock<Functions> = OnceLock::new();
 
-/// Why libnf4 cannot be loaded, and what to do.
+/// Says why libnf4 cannot be loaded, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadError(String);
 
 impl LoadError {
-    /// The text.
+    /// Returns the text.
     pub fn detail(&self) -> &str {
         &self.0
     }
@@ -72,19 +72,22 @@ impl fmt::Display for LoadError {
 
 impl Error for LoadError {}
 
-/// Loads libnf4, unless it is loaded: the file that the environment variable `NF4_LIBRARY` names,
-/// else `libnf4.so.0` from where the system's loader searches.
+/// Loads libnf4, unless it is loaded. It loads the file that the environment variable `NF4_LIBRARY`
+/// names, or `libnf4.so.0` from the folders in which the system's loader searches.
 ///
-/// The first call of any function does the same, and where this returns an error it prints that and
-/// aborts the process.
+/// The first call of any other function does the same. If libnf4 cannot be loaded, that call prints
+/// the error and aborts the process.
+///
+/// # Errors
+/// The file cannot be loaded, or is not a libnf4 of this crate's version.
 pub fn load() -> Result<(), LoadError> {
     try_functions().map(|_| ())
 }
 
-/// Loads libnf4 from a file, before any function is called.
+/// Loads libnf4 from a file. Call it before any other function.
 ///
 /// # Errors
-/// The file is no libnf4 of this crate's version, or libnf4 is loaded already.
+/// The file is not a libnf4 of this crate's version, or libnf4 is loaded already.
 ///
 /// # Safety
 /// Loading a library runs its code: the file has to be libnf4.

@@ -12,15 +12,15 @@ use crate::matrix::{Fresh, MatrixOf};
 use crate::memory::{optional, Call, Host, Memory, Read, Write};
 use crate::{Element, QuantizedTensor, Result};
 
-/// `x` times the transpose of `weight`, plus a bias: one of the products of [`matmul_batch`]. The
-/// buffer `X` holds x; `W` is a [`Weight`] or a reference to one.
+/// One of the products of [`matmul_batch`]: x W^T + bias. The buffer `X` holds x; `W` is a [`Weight`]
+/// or a reference to one.
 #[derive(Debug, Clone, Copy)]
 pub struct ProductOf<X, W> {
-    /// `[m, cols]`; `cols` is that of the weight.
+    /// The activations, `[m, cols]` for a weight of `cols` columns.
     pub x: MatrixOf<X>,
     /// The weight.
     pub weight: W,
-    /// `[rows]` of the weight.
+    /// One element for each row of the weight.
     pub bias: Option<X>,
 }
 
@@ -28,7 +28,7 @@ pub struct ProductOf<X, W> {
 pub type Product<'a, T, W = &'a QuantizedTensor> = ProductOf<&'a [T], W>;
 
 impl<X: Read, W: Weight<Memory = X::Memory>> ProductOf<X, W> {
-    /// Without a bias.
+    /// Makes a product without a bias.
     pub fn new(x: MatrixOf<X>, weight: W) -> Self {
         ProductOf {
             x,
@@ -44,13 +44,13 @@ impl<X: Read, W: Weight<Memory = X::Memory>> ProductOf<X, W> {
     }
 }
 
-/// Several products in one call, such as q, k and v, or gate and up; at most 64, all with weights
-/// of one kind. Bit-equal to [`matmul`](crate::matmul) for each. The threads share the rows of all
-/// weights.
+/// Computes several products in one call, such as q, k and v, or gate and up: at most 64, all with
+/// weights of one kind. The results are bit-equal to those of [`matmul`](crate::matmul) for each. The
+/// threads share the rows of all weights.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are too many, or an operand of
-/// one does not fit its weight.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are more than 64 products, or an
+/// operand does not fit its weight; the text counts products from 0.
 ///
 /// ```
 /// use nf4::{matmul_batch, quantize, Matrix, Product, Spec};
@@ -78,14 +78,15 @@ pub fn matmul_batch<T: Element, W: Weight<Memory = Host>>(
     Ok(written.collect())
 }
 
-/// Writes the products that [`matmul_batch`] gives to `y`, one for each, each of as many rows as
-/// its `x` and as many columns as its weight has rows. On a GPU those of few rows share launches.
-/// `on` is as in [`matmul_into`](crate::matmul_into); the workspace is of
-/// [`matmul_batch_workspace_bytes`], which is that of the product that needs most.
+/// Writes the products that [`matmul_batch`] returns to `y`. It has one matrix for each product, with
+/// as many rows as the product's `x` and as many columns as its weight has rows. On a GPU, products
+/// with few rows of x share launches. `on` is as in [`matmul_into`](crate::matmul_into); the workspace
+/// has [`matmul_batch_workspace_bytes`].
 ///
 /// # Errors
-/// As [`matmul_batch`], and if there are not as many `y` or one does not fit; for a launch also those
-/// of [`dequantize_into`](crate::dequantize_into), after which the outputs are unspecified.
+/// It fails as [`matmul_batch`] does, and if `y` has another number of matrices or one does not fit. A
+/// launch also fails as [`dequantize_into`](crate::dequantize_into) does; after an error of CUDA the
+/// outputs are unspecified.
 ///
 /// ```
 /// use nf4::{matmul_batch_into, quantize, Matrix, MatrixMut, Product, Spec};
@@ -133,10 +134,11 @@ where
 }
 
 /// Writes the products of one `x` with weights of the same columns, such as q, k and v, side by side:
-/// `y` has as many columns as all weights have rows. All else is as in [`matmul_batch_into`].
+/// `y` has as many columns as all weights together have rows. Everything else is as in
+/// [`matmul_batch_into`].
 ///
 /// # Errors
-/// As [`matmul_batch_into`].
+/// It fails as [`matmul_batch_into`] does.
 ///
 /// ```
 /// use nf4::{matmul_joined_into, quantize, Matrix, MatrixMut, Spec};
@@ -188,12 +190,12 @@ where
     unsafe { batch.run::<X::Memory>(access) }
 }
 
-/// Workspace of a [`matmul_batch_into`] of these products on a GPU, in bytes: that of the product that
-/// needs most.
+/// Returns the bytes of workspace that [`matmul_batch_into`] needs for these products on a GPU, which
+/// is what the product that needs most needs.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are too many, or a number of
-/// one is out of range.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are more than 64 products, or a
+/// number of one is out of range.
 pub fn matmul_batch_workspace_bytes<X, W>(products: &[ProductOf<X, W>]) -> Result<usize>
 where
     X: Read<Element: Element>,
@@ -227,7 +229,7 @@ struct RawBatch<Raw> {
 
 impl<Raw: Descriptor> RawBatch<Raw> {
     fn new() -> Result<Self> {
-        check_version()?; // of no products there would be none who asks
+        check_version()?; // without products no descriptor would check it
         Ok(RawBatch {
             tensors: Vec::new(),
             args: Vec::new(),

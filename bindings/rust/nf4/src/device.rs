@@ -1,27 +1,27 @@
-//! Raw device memory, for CUDA code of any kind: slices of addresses and a stream.
+//! Raw device memory for CUDA code of any kind: slices of addresses, and a stream.
 //!
-//! The operations of this crate launch on them: `on` is a [`Stream`], or a [`Launch`] with a workspace.
-//! They return when the work is enqueued, not when it is done. With the feature `cudarc`, the module
-//! `cuda` has the buffers of that crate, which need no unsafe code.
+//! The operations of this crate launch on them: their argument `on` is a [`Stream`], or a [`Launch`]
+//! with a workspace. They return when the work is enqueued, not when it is done. With the feature
+//! `cudarc`, the module `cuda` has the buffers of that crate, which need no unsafe code.
 //!
 //! # Safety
-//! The launches are safe functions, so the unsafe constructors carry all of the obligations. Whoever
-//! calls `from_raw_parts` or [`Stream::from_raw`] vouches for every later use in safe code:
+//! The launches are safe functions, so the unsafe constructors have all of the requirements. A caller
+//! of `from_raw_parts` or [`Stream::from_raw`] guarantees these for every later use in safe code:
 //! - The memory stays valid until all work that was enqueued on it has ended. Neither the end of a
 //!   borrow nor the drop of a slice waits for that work.
-//! - No two launches on different streams race on it: where one of them writes, an event or a
+//! - No two launches on different streams race on it: if one of them writes, an event or a
 //!   synchronization orders them. A workspace is written, so launches that share one are ordered, too.
 //! - The stream is alive at each launch on it.
 //!
-//! One slice serves many launches, here with one workspace:
+//! A slice can be used for many launches. Here two launches share one workspace:
 //!
 //! ```
 //! use half::bf16;
 //! use nf4::device::{DeviceSlice, DeviceSliceMut, DeviceTensor, Launch, Stream};
 //! use nf4::{matmul_into, MatrixOf};
 //!
-//! /// y = down(up(x)), m rows each. The workspace has the larger of the weights'
-//! /// `matmul_workspace_bytes`.
+//! /// y = down(up(x)), m rows each. The workspace has as many bytes as
+//! /// `spec().matmul_workspace_bytes::<bf16>(m)` gives for the weight that needs more.
 //! fn mlp(
 //!     (x, m): (DeviceSlice<bf16>, usize),
 //!     (up, down): (DeviceTensor, DeviceTensor),
@@ -57,7 +57,7 @@ use crate::{Int4PartsOf, QuantizedOf, Result, ScalesOf};
 #[derive(Debug, Clone, Copy)]
 pub enum Device {}
 
-/// How a launch runs.
+/// Says how a launch runs: the stream and a workspace.
 pub type Launch<'c> = LaunchOf<Stream, DeviceSliceMut<'c, u8>>;
 
 /// The scales of a weight in device memory.
@@ -102,18 +102,18 @@ impl<T> DeviceSlice<T> {
         length: 0,
     };
 
-    /// `length` elements from `first`, such as cudaMalloc returns.
+    /// Makes a slice of `length` elements from the address `first`, such as one of cudaMalloc.
     ///
     /// # Safety
-    /// The caller vouches for all launches that safe code gives the slice, a copy or a part of it to.
-    /// Until the work of these launches has ended, the elements are memory that the GPU of their
-    /// streams can reach, alive, and written by nothing, launches on other streams included, but what
-    /// is ordered before or after them.
+    /// The caller guarantees the following for all launches to which safe code passes the slice, a copy
+    /// or a part of it. Until the work of these launches has ended, the elements are valid memory that
+    /// the GPU of their streams can reach. Nothing writes them in that time, except work that is ordered
+    /// before or after the launches; this includes launches on other streams.
     pub const unsafe fn from_raw_parts(first: *const T, length: usize) -> Self {
         DeviceSlice { first, length }
     }
 
-    /// A part, such as one expert of a stack.
+    /// Returns a part, such as one expert of a stack.
     ///
     /// # Panics
     /// If `range` is not within the slice.
@@ -134,16 +134,17 @@ impl<T> DeviceSliceMut<'_, T> {
         borrowed: PhantomData,
     };
 
-    /// `length` elements from `first`, such as cudaMalloc returns.
+    /// Makes a slice of `length` elements from the address `first`, such as one of cudaMalloc.
     ///
     /// # Safety
-    /// The caller vouches for all launches that safe code gives the slice or a part of it to. Until the
-    /// work of these launches has ended, the elements are memory that the GPU of their streams can
-    /// reach, alive, and used by nothing else, launches on other streams included, but what is ordered
-    /// before or after them. No other slice of a launch overlaps them.
+    /// The caller guarantees the following for all launches to which safe code passes the slice or a
+    /// part of it. Until the work of these launches has ended, the elements are valid memory that the
+    /// GPU of their streams can reach. Nothing else uses them in that time, except work that is ordered
+    /// before or after the launches; this includes launches on other streams. No other slice of a launch
+    /// overlaps them.
     ///
-    /// All of this holds for a workspace, too: launches that share one and run at the same time may
-    /// never end. The lifetime of the slice is the caller's choice; its end waits for no launch.
+    /// All of this is also required of a workspace: launches that share one and run at the same time
+    /// may never end. The caller chooses the lifetime of the slice; its end does not wait for a launch.
     pub const unsafe fn from_raw_parts(first: *mut T, length: usize) -> Self {
         DeviceSliceMut {
             first,
@@ -152,7 +153,8 @@ impl<T> DeviceSliceMut<'_, T> {
         }
     }
 
-    /// The same elements for one more use: this slice can be used again when the result is gone.
+    /// Returns the same elements for one more use. This slice can be used again when the result is
+    /// dropped.
     ///
     /// ```compile_fail,E0499
     /// fn both(mut workspace: nf4::device::DeviceSliceMut<u8>) {
@@ -164,7 +166,7 @@ impl<T> DeviceSliceMut<'_, T> {
         self.slice_mut(0..self.length)
     }
 
-    /// A part, such as one expert of a stack.
+    /// Returns a part, such as one expert of a stack.
     ///
     /// # Panics
     /// If `range` is not within the slice.
@@ -177,7 +179,7 @@ impl<T> DeviceSliceMut<'_, T> {
         }
     }
 
-    /// The address of the first element.
+    /// Returns the address of the first element.
     pub const fn as_mut_ptr(&mut self) -> *mut T {
         self.first
     }
@@ -202,17 +204,17 @@ impl<T> Copy for DeviceSlice<T> {}
 macro_rules! device_slice {
     ($slice:ident, $type:ty) => {
         impl<T> $type {
-            /// The number of elements.
+            /// Returns the number of elements.
             pub const fn len(&self) -> usize {
                 self.length
             }
 
-            /// Has it no elements?
+            /// Returns whether the slice has no elements.
             pub const fn is_empty(&self) -> bool {
                 self.length == 0
             }
 
-            /// The address of the first element.
+            /// Returns the address of the first element.
             pub const fn as_ptr(&self) -> *const T {
                 self.first as *const T
             }
@@ -230,7 +232,7 @@ macro_rules! device_slice {
             }
         }
 
-        /// The same elements: the address and the length are compared.
+        /// Compares the addresses and the lengths, not the elements.
         impl<T> PartialEq for $type {
             fn eq(&self, other: &Self) -> bool {
                 (self.first, self.length) == (other.first, other.length)
@@ -274,16 +276,16 @@ impl Stream {
     /// The legacy default stream of the device that holds the memory.
     pub const LEGACY_DEFAULT: Self = Stream(std::ptr::null_mut());
 
-    /// From a `cudaStream_t` or `CUstream`.
+    /// Makes a stream from a `cudaStream_t` or `CUstream`.
     ///
     /// # Safety
-    /// The caller vouches for all launches that safe code gives it, or a copy of it, to: at each of them
-    /// it is a stream that has not been destroyed.
+    /// At each launch to which safe code passes it or a copy of it, it is a stream that has not been
+    /// destroyed.
     pub const unsafe fn from_raw(stream: *mut c_void) -> Self {
         Stream(stream.cast())
     }
 
-    /// The pointer that the C interface takes.
+    /// Returns the pointer that the C interface takes.
     pub const fn as_raw(self) -> *mut c_void {
         self.0.cast()
     }

@@ -4,9 +4,9 @@ use std::ffi::CStr;
 
 use nf4_sys as sys;
 
-/// What went wrong. The text names the argument and its value.
+/// Says what went wrong. The text names the argument and its value.
 ///
-/// Unless it is a [`Error::Cuda`] from a launch, nothing was enqueued and no output was
+/// Unless it is an [`Error::Cuda`] from a launch, nothing was enqueued and no output was
 /// written.
 ///
 /// ```
@@ -30,12 +30,12 @@ pub enum Error {
     /// There is a GPU, but no kernel in this build runs on it.
     #[error("unsupported GPU: {0}")]
     UnsupportedDevice(String),
-    /// The CUDA runtime returned an error, one of an earlier launch included. After a
-    /// launch of several kernels the outputs are unspecified.
+    /// The CUDA runtime returned an error, possibly from an earlier launch. If the launch
+    /// enqueues several kernels, its outputs are unspecified.
     #[error("CUDA error: {0}")]
     Cuda(String),
-    /// The library that was loaded is of a version with another ABI. Nothing was called but
-    /// what tells its version.
+    /// The library that was loaded is of a version with another ABI. None of its functions was
+    /// called, except the one that returns its version.
     #[error("wrong version of libnf4: {0}")]
     WrongVersion(String),
     /// libnf4 cannot be loaded.

@@ -65,8 +65,8 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
-/// A Rust type of dense elements: `f32`, [`half::f16`] or [`half::bf16`]. Every pattern of
-/// bits is a value of it.
+/// A Rust type of dense elements: `f32`, [`half::f16`] or [`half::bf16`]. Every bit pattern is a
+/// value of these types.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     /// The type as libnf4 knows it.
     const DTYPE: DType;

@@ -9,8 +9,8 @@ use crate::matrix::{Fresh, Matrix, MatrixOf};
 use crate::memory::{Call, Host, Read, Write};
 use crate::{Element, Lora, Result};
 
-/// [`matmul`](crate::matmul) with an adapter: x (W + scale B A)^T + bias, and x A^T, `[m, rank]`,
-/// which the gradient of B needs.
+/// Computes [`matmul`](crate::matmul) with an adapter. It returns y = x (W + scale B A)^T + bias,
+/// `[m, rows]`, and the product x A^T, `[m, rank]`, which the gradient of B needs.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if an operand does not fit the weight.
@@ -38,12 +38,13 @@ pub fn matmul_lora<T: Element, A: Element>(
     Ok(unsafe { (y.assume_written(), product.assume_written()) })
 }
 
-/// Writes what [`matmul_lora`] gives to `y` and, unless it is `None`, to `product`, `m * rank`
-/// elements. `on` is as in [`matmul_into`](crate::matmul_into); a launch on a GPU needs a workspace of
+/// Writes what [`matmul_lora`] returns to `y` and `product`, which has `m * rank` elements. On a GPU
+/// `product` may be `None`, if it is not wanted. `on` is as in [`matmul_into`](crate::matmul_into); a
+/// launch on a GPU needs a workspace of
 /// [`Spec::matmul_lora_workspace_bytes`](crate::Spec::matmul_lora_workspace_bytes).
 ///
 /// # Errors
-/// As [`matmul_into`](crate::matmul_into), and if the adapter or `product` does not fit.
+/// It fails as [`matmul_into`](crate::matmul_into) does, and if the adapter or `product` does not fit.
 pub fn matmul_lora_into<'c, X, A, Y>(
     x: MatrixOf<X>,
     weight: impl Weight<Memory = X::Memory, Raw = sys::nf4_tensor>,
@@ -68,9 +69,8 @@ where
     multiplied.with(&weight, y, on.into())
 }
 
-/// The gradient of a matmul with respect to x: `grad_y` times the weight, in row-major order.
-/// `grad_y` has the weight's `rows` columns and the result its `cols`. `threads` as in
-/// [`matmul`](crate::matmul).
+/// Returns the gradient of a matmul with respect to x: `grad_y` `[m, rows]` times the weight, `[m,
+/// cols]` in row-major order. `threads` is as in [`matmul`](crate::matmul).
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `grad_y` does not fit the weight.
@@ -93,12 +93,13 @@ pub fn matmul_grad<T: Element>(
     Ok(unsafe { grad_x.assume_written() })
 }
 
-/// Writes what [`matmul_grad`] gives to `grad_x`. `on` is as in
+/// Writes what [`matmul_grad`] returns to `grad_x`. `on` is as in
 /// [`matmul_into`](crate::matmul_into); a launch on a GPU needs a workspace of
-/// [`Spec::matmul_grad_workspace_bytes`](crate::Spec::matmul_grad_workspace_bytes).
+/// [`Spec::matmul_grad_workspace_bytes`](crate::Spec::matmul_grad_workspace_bytes), and takes `f32`
+/// with any number of rows.
 ///
 /// # Errors
-/// As [`matmul_into`](crate::matmul_into).
+/// It fails as [`matmul_into`](crate::matmul_into) does.
 pub fn matmul_grad_into<'c, X, Y>(
     grad_y: MatrixOf<X>,
     weight: impl Weight<Memory = X::Memory, Raw = sys::nf4_tensor>,
@@ -119,11 +120,11 @@ where
     multiplied.with(&weight, grad_x, on.into())
 }
 
-/// [`matmul_grad`] with an adapter: grad_y (W + scale B A), and grad_y B, `[m, rank]`, which the
-/// gradient of A needs.
+/// Computes [`matmul_grad`] with an adapter. It returns grad_x = grad_y (W + scale B A), `[m, cols]`,
+/// and the product grad_y B, `[m, rank]`, which the gradient of A needs.
 ///
 /// # Errors
-/// As [`matmul_lora`].
+/// It fails as [`matmul_lora`] does.
 pub fn matmul_grad_lora<T: Element, A: Element>(
     grad_y: Matrix<'_, T>,
     weight: impl Weight<Memory = Host, Raw = sys::nf4_tensor>,
@@ -138,12 +139,12 @@ pub fn matmul_grad_lora<T: Element, A: Element>(
     Ok(unsafe { (grad_x.assume_written(), product.assume_written()) })
 }
 
-/// Writes what [`matmul_grad_lora`] gives to `grad_x` and, unless it is `None`, to `product`,
-/// `m * rank` elements. `on` and the workspace are as in [`matmul_grad_into`], with the rank of the
-/// adapter.
+/// Writes what [`matmul_grad_lora`] returns to `grad_x` and `product`, which has `m * rank` elements.
+/// On a GPU `product` may be `None`, if it is not wanted. `on` and the workspace are as in
+/// [`matmul_grad_into`], with the rank of the adapter.
 ///
 /// # Errors
-/// As [`matmul_lora_into`].
+/// It fails as [`matmul_lora_into`] does.
 pub fn matmul_grad_lora_into<'c, X, A, Y>(
     grad_y: MatrixOf<X>,
     weight: impl Weight<Memory = X::Memory, Raw = sys::nf4_tensor>,

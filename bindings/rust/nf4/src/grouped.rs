@@ -10,33 +10,35 @@ use crate::matrix::{Fresh, MatrixOf};
 use crate::memory::{optional, Call, Host, Memory, Read, Write};
 use crate::{Element, Result};
 
-/// What the experts of a weight are multiplied with. There are as many experts as `ends`, and each
-/// has as many of the weight's rows. In [`matmul_grouped_grad`] `x` is the gradient of y. The buffers
-/// `X`, `Index` and `Floats` hold the operands; its name on the host is [`Grouped`].
+/// The operands of [`matmul_grouped`]: what the experts of a weight are multiplied with. The number of
+/// experts is the length of `ends`, and each expert has an equal share of the weight's rows. In
+/// [`matmul_grouped_grad`] `x` is the gradient of y, and `x_index` holds its rows. `X`, `Index` and
+/// `Floats` are the buffers of the operands; on the host the name is [`Grouped`].
 ///
-/// A launch on a GPU reads `ends`, `x_index` and `row_scale` there alone, and any values are allowed:
-/// a CUDA graph may be replayed with others.
+/// A launch on a GPU reads `ends`, `x_index` and `row_scale` on the GPU only, and any values are
+/// allowed, so a CUDA graph may be replayed with other values.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupedOf<X, Index, Floats> {
-    /// `[_, cols]`; in the gradient `[_, rows of an expert]`.
+    /// The activations, with the weight's `cols` columns; in the gradient grad_y, with as many columns
+    /// as an expert has rows.
     pub x: MatrixOf<X>,
-    /// Where the rows of y of each expert end: those of an expert begin where those of the one
-    /// before it end.
+    /// For each expert, the row of y before which its rows end. They begin where the rows of the
+    /// expert before it end.
     pub ends: Index,
-    /// The row of `x` for each row of y; one out of range stands for zeros. Without it, row i for
-    /// row i.
+    /// For each row of y, the row of `x`. An index out of range stands for a row of zeros. `None`: row
+    /// i of y uses row i of `x`.
     pub x_index: Option<Index>,
     /// `[experts, rows of an expert]`, contiguous; `None` in the gradient.
     pub bias: Option<X>,
-    /// What each row of y is multiplied with, such as the router's weights.
+    /// A factor for each row of y, such as the router's weight; `None`: 1.
     pub row_scale: Option<Floats>,
 }
 
-/// What the experts of a weight on the host are multiplied with.
+/// The operands of [`matmul_grouped`] on the host.
 pub type Grouped<'a, T> = GroupedOf<&'a [T], &'a [i32], &'a [f32]>;
 
 impl<X, I, F> GroupedOf<X, I, F> {
-    /// Rows of x that are sorted by expert, without bias and scales.
+    /// Makes operands whose rows of x are sorted by expert, without bias and row scales.
     pub fn new(x: MatrixOf<X>, ends: I) -> Self {
         GroupedOf {
             x,
@@ -81,15 +83,16 @@ pub(crate) fn nowhere<T: Element>(
     })
 }
 
-/// The product of the rows of each expert with its part of the weight, `[m, rows of an expert]` in
-/// row-major order: row i is `row_scale[i] * (x[x_index[i]] W[e]^T + bias[e])` for the expert `e`
-/// of the row, and zeros where `ends` gives it none. Ends that decrease give an expert no rows.
+/// Returns y, `[m, rows of an expert]` in row-major order: row i is
+/// `row_scale[i] * (x[x_index[i]] W[e]^T + bias[e])` for the expert `e` of the row, or zeros if `ends`
+/// assigns the row to no expert. An expert whose end is less than that of one before it has no rows.
 ///
-/// `threads` as in [`matmul`](crate::matmul).
+/// `threads` is as in [`matmul`](crate::matmul).
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if an operand does not fit the weight,
-/// the experts have not as many rows each, or several do not each begin with a block.
+/// the number of experts does not divide the rows of the weight, or there are several experts and the
+/// elements of one are not a multiple of the blocksize.
 ///
 /// ```
 /// use nf4::{matmul_grouped, quantize, Grouped, Matrix, Spec};
@@ -106,7 +109,7 @@ pub(crate) fn nowhere<T: Element>(
 /// # Ok::<(), nf4::Error>(())
 /// ```
 ///
-/// With experts of integers:
+/// The same with experts of integers:
 ///
 /// ```
 /// use half::f16;
@@ -136,8 +139,8 @@ pub fn matmul_grouped<T: Element>(
     with_y(y, |y| matmul_grouped_into(operands, weight, y, threads))
 }
 
-/// Writes the product that [`matmul_grouped`] gives to `y`; its rows behind the last end are
-/// unspecified.
+/// Writes the product that [`matmul_grouped`] returns to `y`. Rows of y that belong to no expert are
+/// unspecified afterwards.
 ///
 /// `on` is as in [`matmul_into`](crate::matmul_into). A launch on a GPU takes [`half::f16`] and
 /// [`half::bf16`], and needs a workspace of
@@ -145,8 +148,8 @@ pub fn matmul_grouped<T: Element>(
 /// [`Int4Spec::matmul_grouped_workspace_bytes`](crate::Int4Spec::matmul_grouped_workspace_bytes).
 ///
 /// # Errors
-/// As [`matmul_grouped`], and if `y` does not fit; for a launch also those of
-/// [`dequantize_into`](crate::dequantize_into).
+/// It fails as [`matmul_grouped`] does, and if `y` does not fit. A launch also fails as
+/// [`dequantize_into`](crate::dequantize_into) does.
 pub fn matmul_grouped_into<'c, X, I, F, Y, W>(
     operands: &GroupedOf<X, I, F>,
     weight: W,
@@ -165,14 +168,14 @@ where
     run(&W::Raw::GROUPED, operands, names, &weight, y, on.into())
 }
 
-/// The gradient of [`matmul_grouped`] with respect to the rows of x that its rows of y were made
-/// of, `[m, cols]` in row-major order: row i is `row_scale[i] * grad_y[x_index[i]] W[e]` for the
-/// expert `e` of the row, and zeros where `ends` gives it none. The rows of x that several rows of
-/// y were made of get the sum of theirs, which is the caller's to form.
+/// Returns the gradient of [`matmul_grouped`] with respect to the rows of x, one for each row of y:
+/// `[m, cols]` in row-major order. Row i is `row_scale[i] * grad_y[x_index[i]] W[e]` for the expert `e`
+/// of the row, or zeros if `ends` assigns the row to no expert. If several rows of y used one row of x,
+/// its gradient is the sum of their rows, which the caller forms.
 ///
 /// # Errors
-/// As [`matmul_grouped`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there is
-/// a bias.
+/// It fails as [`matmul_grouped`] does, and with
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there is a bias.
 ///
 /// ```
 /// use nf4::{matmul_grouped_grad, quantize, Grouped, Matrix, Spec};
@@ -196,12 +199,12 @@ pub fn matmul_grouped_grad<T: Element>(
     })
 }
 
-/// Writes what [`matmul_grouped_grad`] gives to `grad_x`; its rows behind the last end are
-/// unspecified. All else is as in [`matmul_grouped_into`], with a workspace of
+/// Writes what [`matmul_grouped_grad`] returns to `grad_x`. Rows that belong to no expert are
+/// unspecified afterwards. Everything else is as in [`matmul_grouped_into`], with a workspace of
 /// [`Spec::matmul_grouped_grad_workspace_bytes`](crate::Spec::matmul_grouped_grad_workspace_bytes).
 ///
 /// # Errors
-/// As [`matmul_grouped_into`] and [`matmul_grouped_grad`].
+/// It fails as [`matmul_grouped_into`] and [`matmul_grouped_grad`] do.
 pub fn matmul_grouped_grad_into<'c, X, I, F, Y>(
     operands: &GroupedOf<X, I, F>,
     weight: impl Experts<Memory = X::Memory, Raw = sys::nf4_tensor>,

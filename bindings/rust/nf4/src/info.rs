@@ -57,7 +57,7 @@ pub(crate) fn check_version() -> Result<()> {
     CHECKED.get_or_init(|| version().check()).clone()
 }
 
-/// The version of the library that is loaded.
+/// Returns the version of the library that is loaded.
 pub fn version() -> Version {
     // SAFETY: no arguments.
     let number = unsafe { sys::nf4_version() }.unsigned_abs();
@@ -68,13 +68,13 @@ pub fn version() -> Version {
     }
 }
 
-/// The same as text, such as `0.1.0`.
+/// Returns the same as text, such as `0.1.0`.
 pub fn version_string() -> &'static str {
     // SAFETY: no arguments; the text is static.
     unsafe { static_text(sys::nf4_version_string()) }
 }
 
-/// How the library was built, as pairs of key and value.
+/// Tells how the library was built, in pairs of a key and a value.
 ///
 /// ```
 /// assert!(nf4::build_info().any(|(key, _)| key == "compiler"));
@@ -85,14 +85,14 @@ pub fn build_info() -> impl Iterator<Item = (&'static str, &'static str)> {
     text.lines().filter_map(|line| line.split_once(": "))
 }
 
-/// The CPU kernels that this machine runs: `avx512bf16`, `avx512`, `avx2`, `neonbf16`,
-/// `neon` or `scalar`.
+/// Returns the name of the CPU kernels that this machine runs: `avx512bf16`, `avx512`, `avx2`,
+/// `neonbf16`, `neon` or `scalar`. Later versions may have others.
 pub fn cpu_variant() -> &'static str {
     // SAFETY: no arguments; the text is static.
     unsafe { static_text(sys::nf4_cpu_variant()) }
 }
 
-/// The codebook of a format: 16 floats, indexed by code.
+/// Returns the codebook of a format: 16 floats, indexed by code.
 ///
 /// ```
 /// let nf4 = nf4::codebook(nf4::Format::Nf4);
@@ -103,7 +103,7 @@ pub fn codebook(format: Format) -> &'static [f32; CODEBOOK_SIZE] {
     unsafe { &*sys::nf4_codebook(format.as_raw()).cast() }
 }
 
-/// The scale code of bitsandbytes: 256 floats, ascending.
+/// Returns the scale code of bitsandbytes: 256 floats, ascending.
 pub fn scale_code() -> &'static [f32; SCALE_CODE_SIZE] {
     // SAFETY: the pointer is to 256 static floats.
     unsafe { &*sys::nf4_scale_code().cast() }
@@ -112,19 +112,20 @@ pub fn scale_code() -> &'static [f32; SCALE_CODE_SIZE] {
 /// A GPU, and whether this library can use it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Why the GPU cannot be used, if so. What is known of it is there either way.
+    /// An error if the GPU cannot be used, which says why. The other fields have what is known in
+    /// either case.
     pub status: Result<()>,
     /// GPUs that the CUDA driver shows.
     pub device_count: i32,
-    /// Major * 10 + minor: 90 for an H200.
+    /// The compute capability, major * 10 + minor: 90 for an H200.
     pub compute_capability: i32,
-    /// Multiprocessors.
+    /// The number of multiprocessors.
     pub multiprocessors: i32,
-    /// CUDA version of the driver, 13000 for 13.0; 0: none.
+    /// CUDA version of the driver, 13000 for 13.0; 0 if there is none.
     pub driver_version: i32,
     /// CUDA version that the library was built with.
     pub runtime_version: i32,
-    /// Memory of the GPU.
+    /// Bytes of memory of the GPU.
     pub memory_bytes: i64,
     /// Its name.
     pub name: String,
@@ -132,19 +133,20 @@ pub struct DeviceInfo {
     pub dequant_variant: String,
     /// Bytes of shared memory that a thread block may have.
     pub shared_memory_bytes: i32,
-    /// Were libnf4's products timed on GPUs of this kind? Where they were not,
-    /// [`Spec::matmul_path`](crate::Spec::matmul_path) presumes.
+    /// True if libnf4's products were timed on GPUs of this kind. If not, the answers of
+    /// [`Spec::matmul_path`](crate::Spec::matmul_path) are presumed.
     pub timed: bool,
 }
 
 impl DeviceInfo {
-    /// Can this library use it?
+    /// Returns whether this library can use the GPU.
     pub fn usable(&self) -> bool {
         self.status.is_ok()
     }
 }
 
-/// Looks at GPU number `device`. It may initialise CUDA and take long.
+/// Checks whether this library can use the GPU with index `device`. It initialises CUDA and loads the
+/// kernels, which may take long, so that later launches need not.
 ///
 /// ```
 /// let gpu = nf4::device_info(0);

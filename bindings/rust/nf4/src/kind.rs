@@ -171,9 +171,9 @@ impl Descriptor for nf4_int4_tensor {
     );
 }
 
-/// A weight that has a C descriptor. Its parts had their lengths checked when it was made.
+/// A weight that has a C descriptor. The lengths of its parts were checked when it was made.
 pub trait Described: Sealed {
-    /// Where its parts lie.
+    /// The memory that its parts are in.
     type Memory: Memory;
     /// The C descriptor.
     #[doc(hidden)]

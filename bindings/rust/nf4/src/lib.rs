@@ -1,8 +1,8 @@
-//! 4-bit weights on the CPU and the GPU, NormalFloat (NF4), FP4 and integers: safe Rust over
-//! libnf4.
+//! A safe interface to libnf4, which quantizes, dequantizes and multiplies 4-bit weights on the CPU
+//! and the GPU: NormalFloat (NF4), FP4 and integers.
 //!
-//! NF4 and FP4 weights are in the layout of bitsandbytes, and dequantize is bit-equal to its CUDA
-//! kernels. Integer weights are in those of GPTQ, AWQ and compressed-tensors.
+//! NF4 and FP4 weights have the layout of bitsandbytes, and dequantize is bit-equal to its CUDA
+//! kernels. Integer weights have the layouts of GPTQ, AWQ and compressed-tensors.
 //!
 //! ```
 //! use nf4::{dequantize, quantize, Spec};
@@ -15,35 +15,39 @@
 //! # Ok::<(), nf4::Error>(())
 //! ```
 //!
-//! - [`quantize`] and [`dequantize`]; [`matmul`]: x W^T + bias of a [`Matrix`], which borrows a slice.
-//!   [`matmul_batch`]: several products in one call.
-//! - [`matmul_grad`]: the gradient of x. [`matmul_lora`] and [`matmul_grad_lora`]: with a low-rank
-//!   adapter, [`Lora`], beside the weight; [`lora_grad`]: the gradients of its matrices.
-//! - [`matmul_grouped`]: a stack of experts, each with the rows of [`Grouped`] that are its own;
-//!   [`matmul_grouped_grad`]: its gradient.
+//! - [`quantize`] makes a weight and [`dequantize`] returns its values. [`matmul`] computes x W^T +
+//!   bias for a [`Matrix`] x, which borrows a slice. [`matmul_batch`] computes several products in one
+//!   call.
+//! - [`matmul_grad`] computes the gradient of x. [`matmul_lora`] and [`matmul_grad_lora`] compute the
+//!   product and the gradient with a low-rank adapter, [`Lora`]; [`lora_grad`] computes the gradients
+//!   of the adapter's matrices.
+//! - [`matmul_grouped`] multiplies each row of x by one of a stack of experts, as [`Grouped`] assigns
+//!   them. [`matmul_grouped_grad`] computes its gradient.
 //! - [`quantize_into`], [`dequantize_into`], [`matmul_into`] and the other functions whose names end
 //!   in `_into` write to the caller's buffers, in any [`Memory`]: slices on the [`Host`], the buffers of
-//!   cudarc, raw addresses of a [`device`]. Each takes as its last argument how it runs: a number of
-//!   threads, or a stream.
+//!   cudarc, or raw addresses of a [`device`]. The last argument, `on`, says how the call runs: it is
+//!   a number of threads, or a stream.
 //! - [`QuantizedTensor`] owns a weight; [`QuantizedRef`] and [`QuantizedMut`] borrow one from
 //!   slices, such as those of a mapped file. [`Spec`] is its shape and format.
-//! - [`Int4Tensor`], [`Int4Ref`] and [`Int4Spec`]: the same of a weight of integers, made by
-//!   [`quantize_int4`] or from a checkpoint's tensors. dequantize and matmul take either
-//!   [`Weight`], and products of experts an [`Int4Stack`]; [`Int4Tensor::reordered`] sorts the columns
-//!   of a weight with `g_idx`.
-//! - [`Spec::matmul_path`] and others say whether a product takes less time by libnf4's own kernel or
-//!   by [`dequantize`] and a dense product of another library: a [`Path`], for the CPU or a GPU.
-//! - Feature `cudarc`: the module `cuda`, the buffers of that crate, which loads CUDA; `cudarc-core`:
-//!   the same beside a crate that has cudarc link it, such as candle. [`device`]: raw addresses.
-//! - Feature `safetensors`: the module `checkpoint` reads the weights of files that bitsandbytes,
-//!   transformers or `nf4 quantize` wrote.
+//! - [`Int4Tensor`], [`Int4Ref`] and [`Int4Spec`] are the same for a weight of integers, which
+//!   [`quantize_int4`] makes or a checkpoint's tensors give. dequantize and matmul take either kind of
+//!   [`Weight`]. Products of experts take an [`Int4Stack`]. [`Int4Tensor::reordered`] sorts the columns
+//!   of a weight with `g_idx` (act order).
+//! - [`Spec::matmul_path`] and others say which is faster for a product, on the CPU or a GPU: libnf4's
+//!   own kernel, or [`dequantize`] and a dense product of another library. The answer is a [`Path`].
+//! - The feature `cudarc` adds the module `cuda`, which has the buffers of that crate; cudarc then
+//!   loads CUDA at run time. The feature `cudarc-core` adds the same module and leaves it to another
+//!   crate, such as candle, whether cudarc links or loads CUDA. The module [`device`] has raw addresses.
+//! - The feature `safetensors` adds the module `checkpoint`, which reads the NF4 and FP4 weights of
+//!   files that bitsandbytes, transformers or `nf4 quantize` wrote.
 //! - [`device_info`], [`build_info`], [`version`] and others describe the library and the machine.
 //!
 //! # Building
-//! The crate `nf4-sys` links libnf4.so: from the folder in `NF4_LIB_DIR`, else as pkg-config
-//! finds it; with the feature `vendored` it builds libnf4 and links it statically. With the
-//! feature `dynamic-loading` libnf4 is loaded when a program first needs it, or by `load`; where it
-//! cannot be, calls return `Error::NotLoaded`, and those that return no [`Result`] abort.
+//! The crate `nf4-sys` links libnf4.so: from the folder in `NF4_LIB_DIR`, else the one that pkg-config
+//! finds. With the feature `vendored` it builds libnf4 and links it statically. With the feature
+//! `dynamic-loading` libnf4 is loaded when a program first needs it, or by `load`. If it cannot be
+//! loaded, functions return `Error::NotLoaded`, and functions that return no [`Result`] abort the
+//! process.
 
 mod batch;
 #[cfg(feature = "safetensors")]

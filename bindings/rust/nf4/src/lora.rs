@@ -9,13 +9,13 @@ use crate::matrix::MatrixOf;
 use crate::memory::{Access, Read, Write};
 use crate::{Element, Result};
 
-/// A low-rank adapter of a weight: W + `scale` B A. Its rank is 1 to 128. `M` holds each of its
-/// matrices; its name on the host is [`Lora`].
+/// A low-rank adapter of a weight W `[rows, cols]`: products use W + `scale` B A. Its rank is 1 to
+/// 128. `M` is the buffer of each matrix; on the host the name is [`Lora`].
 #[derive(Debug, Clone, Copy)]
 pub struct LoraOf<M> {
-    /// A: `[rank, cols]` of the type of x, or of `f32`, which may be rounded to that.
+    /// A: `[rank, cols]` in the type of x, or in `f32`, which may be rounded to the type of x.
     pub a: MatrixOf<M>,
-    /// B: `[rows, rank]`.
+    /// B: `[rows, rank]` in the type of A.
     pub b: MatrixOf<M>,
     /// A finite number.
     pub scale: f32,

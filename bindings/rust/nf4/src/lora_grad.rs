@@ -10,17 +10,18 @@ use crate::matrix::{Fresh, MatrixOf};
 use crate::memory::{Call, Memory, Read, Write};
 use crate::{Element, Result};
 
-/// What the gradients of an adapter's matrices are made of, for y = x (W + `scale` B A)^T. The buffer
-/// `X` holds each operand; its name on the host is [`LoraGrad`].
+/// The operands of [`lora_grad`]: what the gradients of an adapter's matrices are computed from, for
+/// y = x (W + `scale` B A)^T. `X` is the buffer of each operand; on the host the name is
+/// [`LoraGrad`].
 #[derive(Debug, Clone, Copy)]
 pub struct LoraGradOf<X> {
     /// The rank of the adapter, 1 to 128.
     pub rank: usize,
     /// The scale of the adapter, a finite number.
     pub scale: f32,
-    /// `[m, cols]`.
+    /// The activations, `[m, cols]`.
     pub x: MatrixOf<X>,
-    /// `[m, rows]`: the gradient of y.
+    /// The gradient of y, `[m, rows]`.
     pub grad_y: MatrixOf<X>,
     /// x A^T, `[m, rank]`, as [`matmul_lora`](crate::matmul_lora) gives it.
     pub p: X,
@@ -28,7 +29,7 @@ pub struct LoraGradOf<X> {
     pub q: X,
 }
 
-/// What the gradients of an adapter's matrices are made of, on the host.
+/// The operands of [`lora_grad`] on the host.
 pub type LoraGrad<'a, T> = LoraGradOf<&'a [T]>;
 
 impl<X: Read> LoraGradOf<X> {
@@ -82,13 +83,13 @@ pub(crate) fn nowhere<T: Element, G: Element>(
     })
 }
 
-/// The gradients of A, `scale` q^T x, `[rank, cols]`, and of B, `scale` grad_y^T p,
-/// `[rows, rank]`, in row-major order. `G` is the type of x or `f32`: each element is summed and
-/// scaled in binary32, then rounded to it. `threads` as in [`matmul`](crate::matmul).
+/// Returns the gradient of A, `scale` q^T x, `[rank, cols]`, and the gradient of B, `scale` grad_y^T
+/// p, `[rows, rank]`, in row-major order. `G` is the type of x or `f32`: each element is summed and
+/// scaled in binary32, then rounded to `G`. `threads` is as in [`matmul`](crate::matmul).
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if operands do not fit each other, the
-/// rank or the scale is out of range, or `G` is another type.
+/// rank or the scale is out of range, or `G` is neither the type of x nor `f32`.
 ///
 /// ```
 /// use nf4::{lora_grad, matmul_grad_lora, matmul_lora, quantize, Lora, LoraGrad, Matrix, Spec};
@@ -117,15 +118,15 @@ pub fn lora_grad<T: Element, G: Element>(
     Ok(unsafe { (grad_a.assume_written(), grad_b.assume_written()) })
 }
 
-/// Writes what [`lora_grad`] gives to `grad_a` and `grad_b`. Of one that is not wanted, `None`, the
-/// operands are not looked at: x and q for A, grad_y and p for B.
+/// Writes what [`lora_grad`] returns to `grad_a` and `grad_b`. A gradient that is not wanted is
+/// `None`. Its operands are then not used: x and q if `grad_a` is `None`, grad_y and p if `grad_b` is.
 ///
-/// `on` is a number of threads, a stream, or what [`Memory::Call`](crate::Memory::Call) says; a launch
-/// needs no workspace.
+/// `on` says how the call runs ([`Memory::Call`](crate::Memory::Call)): a number of threads on the
+/// host, a stream on a GPU. A launch needs no workspace.
 ///
 /// # Errors
-/// As [`lora_grad`], and if `grad_a` or `grad_b` does not fit the operands; for a launch also those of
-/// [`dequantize_into`](crate::dequantize_into).
+/// It fails as [`lora_grad`] does, and if `grad_a` or `grad_b` does not fit the operands. A launch also
+/// fails as [`dequantize_into`](crate::dequantize_into) does.
 ///
 /// ```
 /// use nf4::{lora_grad_into, LoraGrad, Matrix, MatrixMut};

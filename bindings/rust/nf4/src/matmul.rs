@@ -50,11 +50,11 @@ impl<T: Element> Operands<T> {
     }
 }
 
-/// `x` times the transpose of a weight, plus a bias: `x` has the weight's `cols` columns and
-/// the result, in row-major order, its `rows`; `bias` has as many elements. Sums are in
-/// binary32, each is rounded once.
+/// Returns x W^T + bias for `x` `[m, cols]` and a weight `[rows, cols]`: the `m * rows` elements of y
+/// in row-major order. `bias` has `rows` elements. Each sum is in binary32 and is rounded once.
 ///
-/// `threads`: how many to use at most; 0 means one for each processor. No bit depends on it.
+/// `threads` is the most threads to use; 0 means one for each processor. No bit of the result depends
+/// on it.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `x` or `bias` does not fit the weight.
@@ -79,13 +79,14 @@ pub fn matmul<T: Element>(
     Ok(unsafe { y.assume_written() })
 }
 
-/// Writes the product that [`matmul`] gives to `y`, which has as many rows as `x` and as many
+/// Writes the product that [`matmul`] returns to `y`, which has as many rows as `x` and as many
 /// columns as the weight has rows.
 ///
-/// `on` is a number of threads, a stream, or what [`Memory::Call`](crate::Memory::Call) says. A launch
-/// on a GPU needs a workspace of [`Spec::matmul_workspace_bytes`](crate::Spec::matmul_workspace_bytes)
-/// or [`Int4Of::matmul_workspace_bytes`](crate::Int4Of::matmul_workspace_bytes). It takes
-/// [`half::f16`] and [`half::bf16`], and with a codebook and up to 16 rows `f32`.
+/// `on` says how the call runs ([`Memory::Call`](crate::Memory::Call)): a number of threads on the
+/// host, a stream or a `Launch` on a GPU. A launch on a GPU needs a workspace of
+/// [`Spec::matmul_workspace_bytes`](crate::Spec::matmul_workspace_bytes) or
+/// [`Int4Of::matmul_workspace_bytes`](crate::Int4Of::matmul_workspace_bytes). It takes [`half::f16`]
+/// and [`half::bf16`]; for NF4 and FP4 weights and up to 16 rows of x it also takes `f32`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `x`, `bias` or `y` does not fit the

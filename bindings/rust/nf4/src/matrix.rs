@@ -5,8 +5,8 @@ use crate::memory::sealed::Sealed;
 use crate::memory::{Access, Host, HostAccess, Read, Write};
 use crate::{Error, Result};
 
-/// A matrix in row-major order, which the buffer `B` holds. There may be gaps between its rows. Its
-/// names on the host are [`Matrix`] and [`MatrixMut`].
+/// A matrix in row-major order, in the buffer `B`. There may be gaps between its rows. On the host
+/// its names are [`Matrix`] and [`MatrixMut`].
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixOf<B> {
     pub(crate) values: B,
@@ -24,14 +24,14 @@ pub struct MatrixOf<B> {
 /// # Ok::<(), nf4::Error>(())
 /// ```
 pub type Matrix<'a, T> = MatrixOf<&'a [T]>;
-/// A matrix that borrows its elements, to be written. What is between its rows is left as it is.
+/// A matrix that borrows its elements, to be written. Elements between its rows are not written.
 pub type MatrixMut<'a, T> = MatrixOf<&'a mut [T]>;
 
 impl<B: Read> MatrixOf<B> {
     /// `rows` contiguous rows of `cols` elements.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `values` has another length than `rows * cols`.
+    /// [`Error::InvalidArgument`] if the length of `values` is not `rows * cols`.
     pub fn new(values: B, rows: usize, cols: usize) -> Result<Self> {
         Self::with_stride(values, rows, cols, cols)
     }
@@ -39,8 +39,8 @@ impl<B: Read> MatrixOf<B> {
     /// `rows` rows of `cols` elements, each `stride` elements from the next.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `stride` is less than `cols`, or `values` ends before the
-    /// last row does or goes on for more than `stride` after it began.
+    /// [`Error::InvalidArgument`] if `stride` is less than `cols`, or if the length of `values` is
+    /// less than `(rows - 1) * stride + cols` or more than `rows * stride`.
     pub fn with_stride(values: B, rows: usize, cols: usize, stride: usize) -> Result<Self> {
         let shape = Shape::new(values.length(), rows, cols, stride)?;
         Ok(MatrixOf { values, shape })

@@ -20,7 +20,8 @@ use sealed::Sealed;
 ///
 /// The last argument of an operation, `on`, converts into [`Memory::Call`].
 pub trait Memory: Sealed + Sized + 'static {
-    /// How a call runs: [`Threads`] on the host; on a GPU a [`LaunchOf`], which names the stream.
+    /// Says how a call runs: [`Threads`] on the host, or a [`LaunchOf`] on a GPU. A number of threads
+    /// and a stream convert into them.
     type Call<'c>;
 
     /// Addresses for one call.
@@ -42,7 +43,7 @@ pub trait Memory: Sealed + Sized + 'static {
     ) -> Result<()>;
 }
 
-/// How a call on buffers in the memory `M` runs.
+/// Says how a call on buffers in the memory `M` runs.
 pub type Call<'c, M> = <M as Memory>::Call<'c>;
 /// Addresses for one call on buffers in the memory `M`.
 pub(crate) type Access<'a, M> = <M as Memory>::Access<'a>;
@@ -60,10 +61,10 @@ pub struct Scratch {
 pub trait Read: Sealed {
     /// The type of its elements.
     type Element;
-    /// Where it lies.
+    /// The memory that it is in.
     type Memory: Memory;
 
-    /// Its number of elements.
+    /// Returns the number of elements.
     fn length(&self) -> usize;
 
     /// The address for one call. `name` is for errors.
@@ -157,7 +158,7 @@ impl<B: Write + ?Sized> Write for &mut B {
 #[derive(Debug, Clone, Copy)]
 pub enum Host {}
 
-/// How a call on the host runs. A number of threads converts into it.
+/// Says how a call on the host runs. A number of threads converts into it.
 #[derive(Debug, Default)]
 pub struct Threads<'c> {
     threads: u32,
@@ -165,7 +166,8 @@ pub struct Threads<'c> {
 }
 
 impl<'c> Threads<'c> {
-    /// At most so many threads; 0 means one for each processor. No bit of a result depends on it.
+    /// Uses at most `threads` threads; 0 means one for each processor. No bit of a result depends on the
+    /// number.
     pub const fn new(threads: u32) -> Self {
         Threads {
             threads,
@@ -173,8 +175,8 @@ impl<'c> Threads<'c> {
         }
     }
 
-    /// The same with a workspace, which [`quantize_into`](crate::quantize_into) uses instead of one
-    /// of its own. All other operations need none, and ignore it.
+    /// Returns the same with a workspace. [`quantize_into`](crate::quantize_into) uses it and does not
+    /// allocate one; the other operations need none and ignore it.
     pub fn workspace(self, workspace: &'c mut Workspace) -> Self {
         Threads {
             workspace: Some(workspace),
@@ -189,7 +191,7 @@ impl From<u32> for Threads<'_> {
     }
 }
 
-/// Workspace of quantize on the host, reusable. Flat weights need none.
+/// The workspace of quantize on the host, for several calls. Flat weights need none.
 #[derive(Debug, Default)]
 pub struct Workspace {
     chunks: Vec<Chunk>,
@@ -201,7 +203,7 @@ pub struct Workspace {
 struct Chunk([u8; 16]);
 
 impl Workspace {
-    /// No memory yet; it grows to what is needed.
+    /// Makes an empty workspace, which grows when a call needs more.
     pub fn new() -> Self {
         Self::default()
     }
@@ -299,8 +301,9 @@ fn boxed_mut<T, const N: usize>(array: &mut Box<[T; N]>) -> &mut [T] {
     &mut array[..]
 }
 
-/// How a launch on a GPU runs: the stream, and the workspace of the operations that need one.
-/// A stream converts into it.
+/// Says how a launch on a GPU runs: the stream, and a workspace for operations that need one.
+/// A stream converts into it. The aliases `nf4::cuda::Launch` and
+/// [`device::Launch`](crate::device::Launch) have the types of a memory.
 #[derive(Debug, Clone, Copy)]
 pub struct LaunchOf<Stream, Workspace> {
     pub(crate) stream: Stream,
@@ -308,7 +311,7 @@ pub struct LaunchOf<Stream, Workspace> {
 }
 
 impl<Stream, Workspace> LaunchOf<Stream, Workspace> {
-    /// A launch without a workspace.
+    /// Makes a launch without a workspace.
     pub const fn new(stream: Stream) -> Self {
         LaunchOf {
             stream,
@@ -316,9 +319,9 @@ impl<Stream, Workspace> LaunchOf<Stream, Workspace> {
         }
     }
 
-    /// The same with a workspace, aligned to 16 bytes. The operation names the function that tells
-    /// how many bytes it needs; with 0 bytes none is needed. An operation that names no such function
-    /// takes no workspace, and ignores it.
+    /// Returns the same with a workspace, which is aligned to 16 bytes. The documentation of an operation
+    /// names the function that returns the bytes it needs. If they are 0, or if it names no function,
+    /// the operation needs no workspace and ignores it.
     pub fn workspace(self, workspace: Workspace) -> Self {
         LaunchOf {
             workspace: Some(workspace),

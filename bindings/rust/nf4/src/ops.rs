@@ -11,7 +11,7 @@ use crate::{Element, QuantizedOf, QuantizedTensor, Result, Spec};
 
 /// Quantizes `values`, the `rows * cols` elements of a weight in row-major order.
 ///
-/// `threads`: how many to use at most; 0 means one for each processor. The bytes do not
+/// `threads` is the most threads to use; 0 means one for each processor. The bytes do not
 /// depend on it.
 ///
 /// # Errors
@@ -35,11 +35,12 @@ pub fn quantize<T: Element>(values: &[T], spec: Spec, threads: u32) -> Result<Qu
 }
 
 /// Quantizes `values`, the `rows * cols` elements of a weight in row-major order, into the buffers of
-/// `weight`, with its codebook and its code for nested scales. The bytes are the same in every memory.
+/// `weight`, with its codebook and its code for nested scales. The GPU and the CPU write the same bytes.
 ///
-/// `on` is a number of threads, a stream, or what [`Memory::Call`](crate::Memory::Call) says. A launch
-/// on a GPU needs a workspace of [`Spec::workspace_bytes`]; the call on the host makes one where
-/// [`Threads::workspace`](crate::Threads::workspace) gives none.
+/// `on` says how the call runs ([`Memory::Call`](crate::Memory::Call)): a number of threads on the
+/// host, a stream or a `Launch` on a GPU. A launch on a GPU needs a workspace of
+/// [`Spec::workspace_bytes`]. The call on the host allocates one, unless
+/// [`Threads::workspace`](crate::Threads::workspace) gives one.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `values` has another length
@@ -92,10 +93,12 @@ where
     )
 }
 
-/// The `rows * cols` values of a weight, in row-major order. `threads` as in [`quantize`].
+/// Returns the `rows * cols` values of a weight, in row-major order. `threads` is as in
+/// [`quantize`].
 ///
 /// # Errors
-/// Those that libnf4 reports; arguments of these types are always valid.
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there is no memory for the values;
+/// arguments of these types are valid otherwise.
 pub fn dequantize<T: Element>(weight: impl Weight<Memory = Host>, threads: u32) -> Result<Vec<T>> {
     let mut out = Fresh::new("out", elements(&weight))?;
     dequantize_into(weight, &mut out, threads)?;
@@ -108,8 +111,8 @@ pub fn dequantize<T: Element>(weight: impl Weight<Memory = Host>, threads: u32) 
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `out` has another length
-/// than the weight. A launch also fails if a buffer is of another CUDA context than the stream, and
-/// with what libnf4 or the CUDA driver reports.
+/// than the weight. A launch also fails if a buffer belongs to another CUDA context than the stream,
+/// and if libnf4 or the CUDA driver reports an error.
 ///
 /// ```
 /// use nf4::{dequantize_into, quantize, Spec};

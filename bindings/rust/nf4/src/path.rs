@@ -131,7 +131,8 @@ impl Spec {
         grouped::nowhere::<T>(experts, m, self.rows, self.cols)
     }
 
-    /// Workspace of a [`matmul_into`](crate::matmul_into) of `m` contiguous rows: 0 for up to 8 rows.
+    /// Returns the workspace of a [`matmul_into`](crate::matmul_into) of `m` contiguous rows: 0 for up
+    /// to 8 rows.
     ///
     /// # Errors
     /// It fails as [`Spec::sizes`] does, and if `m` rows are too many.
@@ -139,8 +140,8 @@ impl Spec {
         sys::nf4_tensor::MATMUL.workspace_bytes(&self.descriptor()?, &self.product::<T>(m)?)
     }
 
-    /// Workspace of a [`matmul_lora_into`](crate::matmul_lora_into) of `m` contiguous rows with an
-    /// adapter of `rank`.
+    /// Returns the workspace of a [`matmul_lora_into`](crate::matmul_lora_into) of `m` contiguous rows
+    /// with an adapter of `rank`.
     ///
     /// # Errors
     /// It fails as [`Spec::matmul_workspace_bytes`] does, and if `rank` is not 1 to 128.
@@ -149,8 +150,8 @@ impl Spec {
         sys::nf4_tensor::MATMUL.workspace_bytes(&self.descriptor()?, adapted.args())
     }
 
-    /// Workspace of a [`matmul_grad_into`](crate::matmul_grad_into) of `m` contiguous rows, or with a
-    /// `rank` other than 0 of a [`matmul_grad_lora_into`](crate::matmul_grad_lora_into).
+    /// Returns the workspace of a [`matmul_grad_into`](crate::matmul_grad_into) of `m` contiguous rows
+    /// if `rank` is 0, else that of a [`matmul_grad_lora_into`](crate::matmul_grad_lora_into).
     ///
     /// # Errors
     /// It fails as [`Spec::matmul_workspace_bytes`] does, and if `rank` is more than 128.
@@ -159,8 +160,8 @@ impl Spec {
         GRAD.workspace_bytes(&self.descriptor()?, gradient.args_if_any())
     }
 
-    /// Workspace of a [`matmul_grouped_into`](crate::matmul_grouped_into) of `m` rows of y and so many
-    /// experts. It is also enough without `x_index`.
+    /// Returns the workspace of a [`matmul_grouped_into`](crate::matmul_grouped_into) of `m` rows of y
+    /// and this number of experts. It is also enough without `x_index`.
     ///
     /// # Errors
     /// It fails as [`Spec::matmul_workspace_bytes`] does, and if `experts` is out of range.
@@ -173,7 +174,8 @@ impl Spec {
         sys::nf4_tensor::GROUPED.workspace_bytes(&self.descriptor()?, &args)
     }
 
-    /// Workspace of a [`matmul_grouped_grad_into`](crate::matmul_grouped_grad_into), likewise.
+    /// Returns the workspace of a [`matmul_grouped_grad_into`](crate::matmul_grouped_grad_into) of `m`
+    /// rows of grad_x and this number of experts. It is also enough without `x_index`.
     ///
     /// # Errors
     /// It fails as [`Spec::matmul_grouped_workspace_bytes`] does.
@@ -186,7 +188,7 @@ impl Spec {
         GROUPED_GRAD.workspace_bytes(&self.descriptor()?, &args)
     }
 
-    /// Tells which way `m` rows of x times a weight take less time. With no rows it is
+    /// Tells which way is faster for `m` rows of x and a weight of this spec. With no rows it is
     /// [`Path::Fused`].
     ///
     /// The answers of this function and of those below are for weights with the codebook of their
@@ -196,7 +198,7 @@ impl Spec {
     /// # Errors
     /// It fails as [`Spec::sizes`] does, and with
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m` rows are too many. A GPU
-    /// that cannot be used gives what [`device_info`](crate::device_info) says of it.
+    /// that cannot be used gives the error that [`device_info`](crate::device_info) has as `status`.
     ///
     /// ```
     /// use nf4::{Path, Place, Spec};
@@ -227,7 +229,7 @@ impl Spec {
         ask(&sys::nf4_tensor::MATMUL, &weight, adapted.args(), place)
     }
 
-    /// Tells the same of the gradient of `m` rows of x, with an adapter of `rank`; 0 means none.
+    /// Tells the same for the gradient of `m` rows of x, with an adapter of `rank`; 0 means none.
     ///
     /// # Errors
     /// It fails as [`Spec::matmul_path`] does, and if `rank` is more than 128.
@@ -241,9 +243,9 @@ impl Spec {
         ask(&GRAD, &weight, gradient.args_if_any(), place)
     }
 
-    /// Tells the same of [`lora_grad_into`](crate::lora_grad_into) for an adapter of `rank` beside a
-    /// weight of this shape, with both gradients wanted, in `G`. The dense way is two products of
-    /// dense matrices.
+    /// Tells the same for [`lora_grad_into`](crate::lora_grad_into) with an adapter of `rank` of a
+    /// weight of this shape, if both gradients are wanted, in the type `G`. The dense way is two
+    /// products of dense matrices.
     ///
     /// # Errors
     /// It fails as [`Spec::matmul_lora_path`] does, and if `G` is neither `T` nor `f32`.
@@ -263,7 +265,7 @@ impl Spec {
         Ok(Path::from_raw(path))
     }
 
-    /// Tells the same of `m` rows of y, and of so many experts, with `x_index`. The dense way
+    /// Tells the same for `m` rows of y and this number of experts, with `x_index`. The dense way
     /// dequantizes all experts.
     ///
     /// # Errors
@@ -278,7 +280,7 @@ impl Spec {
         ask(&sys::nf4_tensor::GROUPED, &weight, &args, place)
     }
 
-    /// Tells the same of their gradient.
+    /// Tells the same for the gradient of a product of experts.
     ///
     /// # Errors
     /// It fails as [`Spec::matmul_grouped_path`] does.
@@ -295,8 +297,8 @@ impl Spec {
 
 /// The same questions about weights of integers.
 impl Int4Spec {
-    /// Workspace of a [`matmul_grouped_into`](crate::matmul_grouped_into) of `m` rows of y and so many
-    /// experts of this spec. It is also enough without `x_index`.
+    /// Returns the bytes of workspace of a [`matmul_grouped_into`](crate::matmul_grouped_into) on a GPU
+    /// of `m` rows of y and this number of experts of this spec. They are also enough without `x_index`.
     ///
     /// # Errors
     /// It fails as [`Int4Spec::sizes`] does, and if `m` or `experts` is out of range.
@@ -309,8 +311,8 @@ impl Int4Spec {
         sys::nf4_int4_tensor::GROUPED.workspace_bytes(&self.descriptor()?, &args)
     }
 
-    /// Tells which way `m` rows of x times a weight with this order of columns take less time. With
-    /// no rows it is [`Path::Fused`].
+    /// Tells which way is faster for `m` rows of x and a weight with this order of columns. With no
+    /// rows it is [`Path::Fused`].
     ///
     /// # Errors
     /// It fails as [`Spec::matmul_path`] and [`Int4Spec::sizes`] do.
@@ -333,7 +335,7 @@ impl Int4Spec {
         ask(&sys::nf4_int4_tensor::MATMUL, &weight, &args, place)
     }
 
-    /// Tells the same of `m` rows of y, and of so many experts of this spec, with `x_index`. The
+    /// Tells the same for `m` rows of y and this number of experts of this spec, with `x_index`. The
     /// dense way dequantizes all experts.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use crate::memory::{Access, Memory, Read, Write};
 use crate::Result;
 
 /// The scales of a weight. The parameters are the storage of its parts: [`Scales`] owns them on the
-/// host, [`ScalesRef`] and [`ScalesMut`] borrow them, others are in device memory.
+/// host, [`ScalesRef`] and [`ScalesMut`] borrow them, and others are in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScalesOf<Floats, Bytes, Code, Offset> {
     /// One float for each block.
@@ -136,7 +136,7 @@ impl Scales {
 
 /// Scales of a weight to be read, with parts in any buffers of one memory.
 pub trait ReadScales: Sealed {
-    /// Where the parts lie.
+    /// The memory that the parts are in.
     type Memory: Memory;
 
     #[doc(hidden)]

@@ -26,11 +26,12 @@ pub struct Spec {
     pub rows: usize,
     /// Columns of the weight; `rows * cols` is at most 2^60.
     pub cols: usize,
-    /// The format, which chooses the codebook where none is given.
+    /// The format. It selects the codebook, unless the weight has one of its own.
     pub format: Format,
     /// Elements that share a scale: a power of two from 32 to 4096.
     pub blocksize: u32,
-    /// Scales that share a scale of their own: a power of two up to 2^30; 0 means flat.
+    /// Scales that share a scale of their own (double quantization): a power of two up to 2^30; 0
+    /// means flat, with float scales.
     pub nested_blocksize: u32,
 }
 
@@ -79,21 +80,21 @@ impl Spec {
         }
     }
 
-    /// The same with scales that are floats.
+    /// The same with flat scales: a float for each block.
     pub const fn flat(self) -> Self {
         self.nested(0)
     }
 
-    /// Are the scales nested?
+    /// Returns whether the scales are nested.
     pub const fn is_nested(&self) -> bool {
         self.nested_blocksize != 0
     }
 
-    /// Sizes of the parts.
+    /// Returns the sizes of the parts.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a blocksize is none or
-    /// the weight is too large.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a blocksize is not one of
+    /// those that the fields allow, or the weight is too large.
     pub fn sizes(&self) -> Result<Sizes> {
         let mut sizes = sys::nf4_sizes {
             struct_size: size_of::<sys::nf4_sizes>(),
@@ -114,10 +115,10 @@ impl Spec {
         })
     }
 
-    /// Workspace of quantize, in bytes; 0 if flat.
+    /// Returns the bytes of workspace that [`quantize_into`](crate::quantize_into) needs; 0 if flat.
     ///
     /// # Errors
-    /// As [`Spec::sizes`].
+    /// It fails as [`Spec::sizes`] does.
     pub fn workspace_bytes(&self) -> Result<usize> {
         let mut bytes = 0;
         // SAFETY: both live through the call, and the struct_size is set.
@@ -145,8 +146,8 @@ impl Spec {
         })
     }
 
-    /// Do buffers of these lengths make a weight? This is what keeps the C side inside
-    /// the slices that it is given.
+    /// Checks that buffers of these lengths make a weight. This keeps the C functions inside
+    /// the slices that they are given.
     pub(crate) fn check_parts(&self, packed: usize, scales: ScaleLengths) -> Result<Sizes> {
         let sizes = self.sizes()?;
         check_length("packed", packed, sizes.packed_bytes)?;

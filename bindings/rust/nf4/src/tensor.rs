@@ -14,7 +14,7 @@ use crate::scales::{RawScales, ReadScales, WriteScales};
 use crate::{info, Result, Scales, ScalesMut, ScalesOf, ScalesRef, Spec};
 
 /// A quantized weight. The parameters are the storage of its parts, all in one kind of memory:
-/// [`QuantizedTensor`] owns them on the host, [`QuantizedRef`] and [`QuantizedMut`] borrow them,
+/// [`QuantizedTensor`] owns them on the host, [`QuantizedRef`] and [`QuantizedMut`] borrow them, and
 /// others are on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QuantizedOf<Bytes, Scales, Codebook> {
@@ -50,12 +50,12 @@ where
     S: ReadScales<Memory = B::Memory>,
     K: Read<Element = f32, Memory = B::Memory>,
 {
-    /// A weight of these parts, such as those of a file. `codebook`, 16 floats, replaces that of the
-    /// format.
+    /// Makes a weight of these parts, such as those of a file. `codebook`, 16 floats, replaces the
+    /// format's.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `spec` is wrong, or a
-    /// buffer does not have the length that it asks for.
+    /// buffer does not have the length that [`Spec::sizes`] gives.
     pub fn new(spec: Spec, packed: B, scales: S, codebook: Option<K>) -> Result<Self> {
         if let Some(entries) = &codebook {
             check_length("codebook", entries.length(), CODEBOOK_SIZE)?;
@@ -69,7 +69,7 @@ where
         })
     }
 
-    /// Bytes of codes and scales; tables are not counted.
+    /// Returns the bytes of the codes and scales; the codebook and the scale code are not counted.
     pub fn bytes(&self) -> usize {
         let scales = match self.scales.lengths() {
             ScalesOf::Flat(absmax) => absmax * size_of::<f32>(),
@@ -83,7 +83,7 @@ where
         self.packed.length() + scales
     }
 
-    /// Bits of codes and scales per element; NaN for a weight of no elements.
+    /// Returns the bits of codes and scales per element; NaN for a weight without elements.
     pub fn bits_per_weight(&self) -> f64 {
         if self.elements() == 0 {
             return f64::NAN;
@@ -93,32 +93,32 @@ where
 }
 
 impl<B, S, K> QuantizedOf<B, S, K> {
-    /// Shape and format.
+    /// Returns the shape and format.
     pub fn spec(&self) -> Spec {
         self.spec
     }
 
-    /// `rows * cols`.
+    /// Returns `rows * cols`.
     pub fn elements(&self) -> usize {
         self.spec.rows * self.spec.cols
     }
 
-    /// The codes, two in a byte, the first in the high half.
+    /// Returns the codes, two in a byte, the first in the high half.
     pub fn packed(&self) -> &B {
         &self.packed
     }
 
-    /// The scales.
+    /// Returns the scales.
     pub fn scales(&self) -> &S {
         &self.scales
     }
 
-    /// The codebook that replaces that of the format.
+    /// Returns the codebook that replaces the format's, if there is one.
     pub fn codebook(&self) -> Option<&K> {
         self.codebook.as_ref()
     }
 
-    /// The parts: spec, packed, scales, codebook.
+    /// Takes the weight apart: spec, packed, scales, codebook.
     pub fn into_parts(self) -> (Spec, B, S, Option<K>) {
         (self.spec, self.packed, self.scales, self.codebook)
     }
@@ -203,11 +203,11 @@ where
 }
 
 impl QuantizedTensor {
-    /// Buffers of zeros, to be filled by [`quantize_into`](crate::quantize_into). Nested
+    /// Makes a weight of zeroed buffers, for [`quantize_into`](crate::quantize_into) to fill. Nested
     /// scales get the code of bitsandbytes, [`scale_code`](crate::scale_code).
     ///
     /// # Errors
-    /// As [`Spec::sizes`].
+    /// It fails as [`Spec::sizes`] does.
     pub fn zeros(spec: Spec) -> Result<Self> {
         let sizes = spec.sizes()?;
         let scales = if spec.is_nested() {
@@ -228,7 +228,7 @@ impl QuantizedTensor {
         })
     }
 
-    /// The same bytes with another codebook.
+    /// Returns the same bytes with another codebook.
     pub fn with_codebook(self, codebook: [f32; CODEBOOK_SIZE]) -> Self {
         QuantizedTensor {
             codebook: Some(codebook),

@@ -1,7 +1,7 @@
-//! Quantizes and dequantizes raw buffers on the GPU, in the order of a stream, and compares
-//! with the CPU bit for bit. Exits with 77 where there is no GPU that libnf4 can use.
+//! Quantizes and dequantizes raw buffers on the GPU, in order on a stream, and compares every bit with
+//! the result of the CPU. Exits with 77 if there is no GPU that libnf4 can use.
 //!
-//!     cargo run --bin device_buffers
+//!     cargo run -p nf4-examples --bin device_buffers
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use nf4::device::{DeviceScalesMut, DeviceSlice, DeviceSliceMut, DeviceTensorMut,
 use nf4::{dequantize_into, quantize_into, QuantizedTensor, Scales, Spec};
 use nf4_examples::example_weight;
 
-/// What test runners read as "skipped".
+/// Test runners read this exit code as "skipped".
 const SKIPPED: u8 = 77;
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -61,13 +61,12 @@ fn on_the_gpu(
     let mut workspace = stream.alloc_zeros::<u8>(workspace_bytes)?;
     let mut out = stream.alloc_zeros::<bf16>(sizes.elements)?;
 
-    // From here on there are only addresses: they could come from cudaMalloc, from a
-    // framework, or from anywhere else.
+    // From here on the code uses addresses only, which could also come from cudaMalloc or a framework.
     {
         let (packed_bytes, blocks) = (sizes.packed_bytes, sizes.blocks);
         let (elements, nested_blocks) = (sizes.elements, sizes.nested_blocks);
-        // SAFETY: the buffers have these lengths, none overlap, all are of this stream, which is alive,
-        // and live until it is synchronised below.
+        // SAFETY: the buffers have these lengths, and none overlap. All were allocated on this stream,
+        // which is alive, and they live until it is synchronised below.
         let (values, workspace, to, mut weight, raw_stream) = unsafe {
             let raw_stream = Stream::from_raw(stream.cu_stream().cast());
             let scales = DeviceScalesMut::Nested {
@@ -111,7 +110,7 @@ fn on_the_gpu(
 }
 
 /// # Safety
-/// As for [`DeviceSlice::from_raw_parts`].
+/// The caller guarantees what [`DeviceSlice::from_raw_parts`] asks.
 unsafe fn read<T>(
     buffer: &CudaSlice<T>,
     length: usize,
@@ -123,7 +122,7 @@ unsafe fn read<T>(
 }
 
 /// # Safety
-/// As for [`DeviceSliceMut::from_raw_parts`].
+/// The caller guarantees what [`DeviceSliceMut::from_raw_parts`] asks.
 unsafe fn written<'a, T>(
     buffer: &'a mut CudaSlice<T>,
     length: usize,

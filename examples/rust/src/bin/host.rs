@@ -1,6 +1,7 @@
-//! Quantizes a weight on the CPU to codebooks and to integers, and turns it back.
+//! Quantizes a weight on the CPU to NF4, FP4 and 4-bit integers, dequantizes it, and prints the size and
+//! the error of each.
 //!
-//!     cargo run --bin host
+//!     cargo run -p nf4-examples --bin host
 
 use nf4::{dequantize, quantize, quantize_int4, Format, Int4Layout, Int4Scheme, Int4Spec, Spec};
 use nf4_examples::{example_weight, relative_error};

@@ -1,4 +1,4 @@
-//! What config.json says of a model of LLaMA's shape.
+//! Reads the config.json of a model of LLaMA's shape.
 
 use std::path::Path;
 
@@ -77,10 +77,10 @@ fn number_or(key: &str, value: &Value, otherwise: f64) -> Result<f64> {
     }
 }
 
-/// What the code below computes, which is also what the absent key or null means.
+/// Checks that a value is the one that this model computes. An absent key and null mean that value.
 fn only(key: &str, value: &Value, computed: Value) -> Result<()> {
     if value.is_null() || *value == computed {
         return Ok(());
     }
-    bail!("config.json: {key} is {value}; only {computed} is here")
+    bail!("config.json: {key} is {value}; only {computed} is supported")
 }

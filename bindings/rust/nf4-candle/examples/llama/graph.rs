@@ -1,24 +1,24 @@
-//! Steps whose operands stay where they are, as one CUDA graph.
+//! Runs steps whose operands stay at the same addresses as one CUDA graph.
 
 use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::cuda_backend::{CudaDevice, WrapErr};
 use candle_core::{bail, Device, Result};
 
-/// A GPU whose stream can be captured.
+/// Returns a GPU whose stream can be captured.
 pub fn device() -> Result<Device> {
     let device = Device::new_cuda_with_stream(0)?;
-    // SAFETY: there is this stream alone, so no tensor needs an event to wait for, which a capture
-    // could not wait for.
+    // SAFETY: this is the only stream, so no tensor needs an event to wait for. A capture could not
+    // wait for one.
     unsafe { device.as_cuda_device()?.disable_event_tracking() };
     Ok(device)
 }
 
-/// Does so many steps.
+/// Runs `count` steps.
 pub fn repeat(device: &CudaDevice, count: usize, step: impl Fn() -> Result<()>) -> Result<()> {
     if count == 0 {
         return Ok(());
     }
-    // What candle uploads for its kernels, it keeps from the first step on.
+    // candle keeps what the first step uploads for its kernels, so later steps upload nothing.
     let _kept = device.enable_cuda_graph_htod_cache();
     step()?;
     let stream = device.cuda_stream();

@@ -1,7 +1,8 @@
-//! Generates greedily from a checkpoint of LLaMA's shape in 4 bits, as transformers or
-//! `nf4 quantize` writes it. Tokens go in and out as numbers, since there is no tokenizer here. With
-//! `--speed`, how long a token takes with random weights of LLaMA-7B's shape, in 4 bits and in bf16;
-//! `cargo run --release -p nf4-candle-bench --features cuda` has candle-transformers' own model, too.
+//! Generates greedily from a 4-bit checkpoint of LLaMA's shape that transformers or `nf4 quantize`
+//! wrote. It continues the prompt, given as token ids, by COUNT tokens, and prints their ids: there is
+//! no tokenizer here. With `--speed` it measures how long a token takes with random weights of
+//! LLaMA-7B's shape, in 4 bits and in bf16. To compare with candle-transformers' own model, run
+//! `cargo run --release -p nf4-candle-bench --features cuda`.
 //!
 //!     cargo run --release -p nf4-candle --example llama -- FOLDER COUNT TOKEN...
 

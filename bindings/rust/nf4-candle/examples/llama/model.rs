@@ -1,5 +1,5 @@
-//! A model of LLaMA's shape on candle: grouped-query attention, and linear layers that are in 4 bits
-//! where the checkpoint has them so; q, k and v, and gate and up, are one product each.
+//! A model of LLaMA's shape on candle, with grouped-query attention. A linear layer is in 4 bits if it
+//! is so in the checkpoint. q, k and v are one product, and so are gate and up.
 
 use candle_core::{DType, IndexOp, Module, Result, Tensor, D};
 use candle_nn::ops::{rms_norm, softmax_last_dim};
@@ -82,8 +82,8 @@ impl Llama {
         })
     }
 
-    /// The logits [1, vocabulary] of the last of these tokens, in fp32. Nothing here depends on the
-    /// values of its operands but on the device.
+    /// Returns the logits [1, vocabulary] of the last of these tokens, in fp32. The values of the
+    /// operands are used on the device only, so that the step can be captured.
     pub fn forward(&self, tokens: &Tensor, step: &Step, cache: &[Tensor]) -> Result<Tensor> {
         let mut x = self.embedding.index_select(tokens, 0)?;
         for (layer, cache) in self.layers.iter().zip(cache) {
@@ -95,22 +95,23 @@ impl Llama {
     }
 }
 
-/// What the layers share of the positions of some tokens, in the shapes that they need: in decode each
-/// launch of a layer counts, however little it computes.
+/// Tensors of the positions of some tokens, which all layers share. They have the shapes that the
+/// layers need, since in decode each launch of a layer takes time, even if it computes little.
 pub struct Step {
-    /// The rotary position embedding of the heads of q, with the scale of attention, of k, and of v, which
-    /// it leaves as they are: one launch for all [heads of q, k and v, tokens, head_dim / 2].
+    /// The rotary position embedding of all heads, [heads of q, k and v, tokens, head_dim / 2], so that
+    /// one launch applies it: that of q includes the scale of attention, and that of v changes nothing.
     pub cos: Tensor,
     pub sin: Tensor,
-    /// Where keys and values go in the cache [2 * kv_heads, tokens, head_dim].
+    /// The rows of the cache to which keys and values go, [2 * kv_heads, tokens, head_dim].
     pub rows: Tensor,
-    /// 0, or what hides a later token [heads, or 1 for all, tokens, capacity].
+    /// The attention mask, [heads, or 1 for all, tokens, capacity]: 0, or a large negative number for a
+    /// later token.
     pub mask: Tensor,
 }
 
 impl Layer {
-    /// What comes in is added to what goes out. The cache has the keys, then the values
-    /// [2 * kv_heads, capacity, head_dim], and gets those of x.
+    /// Returns x plus attention. The cache has the keys, then the values, [2 * kv_heads, capacity,
+    /// head_dim]; those of x are written to it.
     fn attention(
         &self,
         x: &Tensor,
@@ -124,8 +125,8 @@ impl Layer {
         let qkv = qkv.reshape((count, heads + 2 * kv_heads, dim))?;
         let qkv = qkv.transpose(0, 1)?.contiguous()?.unsqueeze(2)?;
         let qkv = rope_thd(&qkv, &step.cos, &step.sin)?.squeeze(2)?;
-        // candle's own sums on the CPU are rounded to bf16: the cache there, and so all that follows,
-        // is in fp32, as fused attention has it.
+        // On the CPU candle rounds its own sums to bf16. There the cache, and all that follows, is in
+        // fp32, as in fused attention.
         let qkv = qkv.to_dtype(cache.dtype())?;
         cache.scatter_set(&step.rows, &qkv.narrow(0, heads, 2 * kv_heads)?, 1)?;
         let keys = cache.narrow(0, 0, kv_heads)?;

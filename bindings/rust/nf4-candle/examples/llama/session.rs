@@ -1,5 +1,5 @@
-//! Tokens one after another, with their keys and values in a cache. All that a step reads and writes
-//! stays on the device, so that on a GPU the steps are one CUDA graph.
+//! Generates tokens one after another, with their keys and values in a cache. Everything that a step
+//! reads and writes stays on the device, so that on a GPU the steps are one CUDA graph.
 
 use candle_core::{bail, DType, Device, Result, Tensor, D};
 
@@ -10,17 +10,18 @@ pub struct Session<'a> {
     model: &'a Llama,
     device: Device,
     capacity: usize,
-    /// Of the rotary position embedding of q, k and v [3 * capacity, head_dim / 2].
+    /// The cosines and sines of the rotary position embedding of q, k and v, [3 * capacity,
+    /// head_dim / 2].
     cos: Tensor,
     sin: Tensor,
-    /// Where those of each head begin [heads of q, k and v, 1].
+    /// The row of `cos` and `sin` at which those of each head begin, [heads of q, k and v, 1].
     kinds: Tensor,
     /// 0, 1, 2, ... capacity.
     numbers: Tensor,
     cache: Vec<Tensor>,
-    /// The prompt's place, and the tokens that were made [capacity + 1].
+    /// Room for the prompt, then the generated tokens, [capacity + 1].
     tokens: Tensor,
-    /// The token that comes next, and its position [1].
+    /// The next token and its position, [1] each.
     next: Tensor,
     position: Tensor,
     /// The position on the host.
@@ -28,7 +29,7 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// For so many tokens.
+    /// Makes a session for up to `capacity` tokens, with those of the prompt.
     pub fn new(model: &'a Llama, capacity: usize) -> Result<Self> {
         let (config, embedding) = (&model.config, &model.embedding);
         if capacity > config.positions {
@@ -59,7 +60,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// The logits [vocabulary] of the last token of a prompt, once in a session.
+    /// Reads the prompt, once in a session. Returns the logits [vocabulary] of its last token.
     pub fn prefill(&mut self, prompt: &[u32]) -> Result<Tensor> {
         let vocabulary = self.model.embedding.dim(0)?;
         if let Some(token) = prompt.iter().find(|token| **token as usize >= vocabulary) {
@@ -75,14 +76,14 @@ impl<'a> Session<'a> {
         logits.squeeze(0)
     }
 
-    /// The most likely tokens after a prompt.
+    /// Returns the most likely `count` tokens after a prompt.
     pub fn generate(&mut self, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
         self.prefill(prompt)?;
         self.steps(count.saturating_sub(1))?;
         self.tokens.narrow(0, prompt.len(), count)?.to_vec1()
     }
 
-    /// So many tokens more: on a GPU as a CUDA graph.
+    /// Generates `count` tokens more; on a GPU each step is a launch of one CUDA graph.
     pub fn steps(&mut self, count: usize) -> Result<()> {
         self.take(count)?;
         #[cfg(feature = "cuda")]
@@ -106,7 +107,7 @@ impl<'a> Session<'a> {
         self.append(&logits, &(&self.position + 1.0)?)
     }
 
-    /// The logits [1, vocabulary] of the last of some tokens at these positions.
+    /// Returns the logits [1, vocabulary] of the last of some tokens at these positions.
     fn logits(&self, tokens: &Tensor, positions: &Tensor) -> Result<Tensor> {
         let (count, config) = (positions.dim(0)?, &self.model.config);
         let (all, half) = (self.kinds.dim(0)?, config.head_dim / 2);
@@ -116,8 +117,8 @@ impl<'a> Session<'a> {
         let columns = self.numbers.narrow(0, 0, self.capacity)?.unsqueeze(0)?;
         let later = columns.broadcast_gt(&positions.unsqueeze(1)?)?;
         let mask = (later.to_dtype(self.cache[0].dtype())? * -1e30)?.unsqueeze(0)?;
-        // The heads share a prompt's, which is large. A token's is copied for each, which is small, and saves
-        // the layers a broadcast.
+        // The mask of a prompt is large, and the heads share it. The mask of a token is small: a copy for
+        // each head saves a broadcast in each layer.
         let heads = if count == 1 { config.heads } else { 1 };
         let mask = mask.broadcast_as((heads, count, self.capacity))?;
         let rows = (2 * config.kv_heads, count, config.head_dim);
@@ -131,7 +132,7 @@ impl<'a> Session<'a> {
         self.model.forward(tokens, &step, &self.cache)
     }
 
-    /// The most likely token comes next, at this position.
+    /// Appends the most likely token at this position.
     fn append(&self, logits: &Tensor, position: &Tensor) -> Result<()> {
         let token = logits.argmax(D::Minus1)?;
         self.tokens.scatter_set(position, &token, 0)?;
@@ -140,8 +141,8 @@ impl<'a> Session<'a> {
     }
 }
 
-/// cos and sin of each position [3 * capacity, head_dim / 2]: for q, with the scale of attention, for k,
-/// and for v, 1 and 0.
+/// Returns the cos and sin of each position, [3 * capacity, head_dim / 2]: those of q, times the scale
+/// of attention, those of k, and 1 and 0 for v.
 fn rotations(config: &Config, capacity: usize, device: &Device) -> Result<(Tensor, Tensor)> {
     let half = config.head_dim / 2;
     let frequency = |i| config.theta.powf(-2.0 * i as f64 / config.head_dim as f64) as f32;

@@ -1,4 +1,4 @@
-//! Where the weights of a model come from: a checkpoint, or what else is a `Source`.
+//! Loads the weights of a model from a `Source`, such as a checkpoint.
 
 use candle_core::safetensors::Load;
 use candle_core::{bail, DType, Device, Error, Module, Result, Tensor, D};
@@ -10,7 +10,7 @@ use nf4_candle::QuantizedLinear;
 pub enum Linear {
     Quantized(QuantizedLinear),
     Dense(Tensor),
-    /// Of both kinds.
+    /// Several layers side by side, some in 4 bits and some dense.
     Mixed(Vec<Linear>),
 }
 
@@ -28,7 +28,7 @@ impl Module for Linear {
 }
 
 impl Linear {
-    /// `sum` plus the product, of one row in one launch where the weight is in 4 bits.
+    /// Returns the product plus `sum`. For one row and a 4-bit weight it is one launch.
     pub fn forward_add(&self, x: &Tensor, sum: &Tensor) -> Result<Tensor> {
         match self {
             Linear::Quantized(linear) => linear.forward_add(x, sum),
@@ -37,18 +37,18 @@ impl Linear {
     }
 }
 
-/// Weights onto a device.
+/// A source of weights for a device.
 pub trait Source {
-    /// Where the model is to be, and the type of what is not in 4 bits.
+    /// Returns the device of the model, and the type of dense tensors.
     fn place(&self) -> (&Device, DType);
 
-    /// A tensor that is not in 4 bits. None of a shape is any.
+    /// Returns a dense tensor. A size of `None` in the shape matches any size.
     fn dense(&self, name: &str, shape: &[Option<usize>]) -> Result<Tensor>;
 
-    /// A weight in 4 bits, or None where this one is not.
+    /// Returns a 4-bit weight, or `None` if this weight is dense.
     fn quantized(&self, name: &str, rows: usize, cols: usize) -> Result<Option<QuantizedTensor>>;
 
-    /// The layers of these names and rows, side by side: one launch multiplies with all of them.
+    /// Returns the layers of these names and rows, side by side, so that one launch computes all.
     fn linear(&self, layers: &[(&str, usize)], cols: usize) -> Result<Linear> {
         let (mut quantized, mut dense) = (Vec::new(), Vec::new());
         for (name, rows) in layers {

@@ -1,5 +1,6 @@
-//! Checkpoints of safetensors files in which bitsandbytes, transformers or `nf4 quantize` stored
-//! NF4 and FP4 weights.
+//! Reads checkpoints of safetensors files in which bitsandbytes, transformers or `nf4 quantize` stored
+//! NF4 and FP4 weights. Integer weights (GPTQ, AWQ, compressed-tensors) are not described:
+//! [`Checkpoint::tensor`] gives their parts as they are stored.
 //!
 //! ```no_run
 //! use nf4::checkpoint::Checkpoint;

@@ -21,7 +21,8 @@ struct Part<B> {
     metadata: Metadata,
 }
 
-/// The tensors of one or several safetensors files, whose bytes are mapped files or any others.
+/// The tensors of one or several safetensors files. `B` holds the bytes of a file: a mapping, or any
+/// other bytes.
 pub struct Checkpoint<B = Mmap> {
     parts: Vec<Part<B>>,
     /// Which part has a tensor.
@@ -29,17 +30,17 @@ pub struct Checkpoint<B = Mmap> {
 }
 
 impl Checkpoint<Mmap> {
-    /// Maps a safetensors file, or those of an index or of a directory, which is
-    /// `model.safetensors`, else `model.safetensors.index.json`, as in transformers, else the only
-    /// `*.safetensors.index.json`, else the only `*.safetensors`.
+    /// Maps a safetensors file, the files of an index, or those of a directory. In a directory it takes
+    /// the first of these that exists: `model.safetensors`, `model.safetensors.index.json` (the order of
+    /// transformers), the only `*.safetensors.index.json`, the only `*.safetensors`.
     ///
     /// # Safety
     /// The files do not change while they are mapped.
     ///
     /// # Errors
-    /// [`Error::Io`] where a file cannot be read; [`Error::File`] where one is no regular file, is
-    /// no safetensors file or no index, two have a tensor of the same name, or a tensor is not in
-    /// the file that the index names.
+    /// [`Error::Io`] if a file cannot be read. [`Error::File`] if a file is not a regular file, not a
+    /// safetensors file or not an index, if two files have a tensor of the same name, or if a tensor is
+    /// not in the file that the index names.
     pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self> {
         let found = Files::of(path.as_ref())?;
         let files = found.paths.iter().map(|path| {
@@ -63,10 +64,11 @@ impl Checkpoint<Mmap> {
 }
 
 impl<B: AsRef<[u8]>> Checkpoint<B> {
-    /// Of the bytes of safetensors files, each with a name for messages.
+    /// Makes a checkpoint of the bytes of safetensors files, each with a name for messages.
     ///
     /// # Errors
-    /// [`Error::File`] where the bytes are no such file, or two have a tensor of the same name.
+    /// [`Error::File`] if the bytes are not a safetensors file, or if two files have a tensor of the same
+    /// name.
     pub fn new(files: impl IntoIterator<Item = (String, B)>) -> Result<Self> {
         let (mut parts, mut index) = (Vec::new(), HashMap::new());
         for (file, bytes) in files {
@@ -97,7 +99,7 @@ impl<B: AsRef<[u8]>> Checkpoint<B> {
         Ok(Checkpoint { parts, index })
     }
 
-    /// The names of all dense tensors and weights in 4 bits, without the parts of the latter.
+    /// Returns the names of all dense tensors and 4-bit weights, without the parts of the weights.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let weights: HashSet<&str> = self
             .index
@@ -119,7 +121,7 @@ impl<B: AsRef<[u8]>> Checkpoint<B> {
         sorted.into_iter()
     }
 
-    /// Is the tensor of this name a weight in 4 bits?
+    /// Returns whether this is the name of a 4-bit weight.
     pub fn is_quantized(&self, name: &str) -> bool {
         state::FORMATS.iter().any(|(suffix, _)| {
             self.index
@@ -127,10 +129,10 @@ impl<B: AsRef<[u8]>> Checkpoint<B> {
         })
     }
 
-    /// A tensor as it is stored.
+    /// Returns a tensor as it is stored.
     ///
     /// # Errors
-    /// [`Error::Missing`].
+    /// [`Error::Missing`] if there is no such tensor.
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>> {
         let missing = || Error::Missing(name.to_owned());
         let part = &self.parts[*self.index.get(name).ok_or_else(missing)?];

@@ -12,8 +12,8 @@ use crate::{codebook, DType, QuantizedRef, QuantizedTensor, Scales, ScalesOf, Sp
 
 type StoredScales<'a> = ScalesOf<Cow<'a, [f32]>, &'a [u8], Box<[f32; SCALE_CODE_SIZE]>, f32>;
 
-/// A weight of a checkpoint. Its codes and scale codes are the file's bytes; floats are copied only
-/// where the file has them at an address that is not aligned.
+/// A 4-bit weight of a checkpoint. Its codes and scale codes are the file's bytes. Floats are copied
+/// only if their address in the file is not aligned.
 #[derive(Debug, Clone)]
 pub struct StoredWeight<'a> {
     spec: Spec,
@@ -25,26 +25,27 @@ pub struct StoredWeight<'a> {
 }
 
 impl StoredWeight<'_> {
-    /// Shape and format; rows are all dimensions but the last.
+    /// Returns the shape and format. If the dense weight has more than two dimensions, the rows are all
+    /// of them except the last.
     pub fn spec(&self) -> Spec {
         self.spec
     }
 
-    /// The shape that the dense weight had: [out_features, in_features] of a linear layer.
+    /// Returns the shape of the dense weight: `[out_features, in_features]` for a linear layer.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The dtype that the dense weight had.
+    /// Returns the dtype of the dense weight.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The weight, for [`dequantize`](crate::dequantize), [`matmul`](crate::matmul) and others.
+    /// Borrows the weight, for [`dequantize`](crate::dequantize), [`matmul`](crate::matmul) and others.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] for blocksizes that libnf4 does not take, or a part that does
-    /// not have the length that they ask for.
+    /// [`crate::Error::InvalidArgument`] if libnf4 does not take the blocksizes, or if a part does not
+    /// have the length that they require.
     pub fn view(&self) -> crate::Result<QuantizedRef<'_>> {
         let scales = self
             .scales
@@ -53,10 +54,10 @@ impl StoredWeight<'_> {
         QuantizedRef::new(self.spec, self.packed, scales, self.codebook.as_ref())
     }
 
-    /// The same in memory of its own.
+    /// Copies the weight to memory of its own.
     ///
     /// # Errors
-    /// As [`view`](Self::view).
+    /// It fails as [`view`](Self::view) does.
     pub fn to_tensor(&self) -> crate::Result<QuantizedTensor> {
         let scales: Scales =
             self.scales
@@ -67,11 +68,11 @@ impl StoredWeight<'_> {
 }
 
 impl<B: AsRef<[u8]>> Checkpoint<B> {
-    /// A weight in 4 bits, borrowed from the file.
+    /// Returns a 4-bit weight, borrowed from the file.
     ///
     /// # Errors
-    /// [`Error::Missing`] without such a weight, [`Error::Weight`] where its tensors contradict its
-    /// quant_state.
+    /// [`Error::Missing`] if there is no such weight. [`Error::Weight`] if its tensors contradict its
+    /// quant_state, the JSON in which bitsandbytes stores the format and the shape.
     pub fn weight(&self, name: &str) -> Result<StoredWeight<'_>> {
         read(self, name)
     }

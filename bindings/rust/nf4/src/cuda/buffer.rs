@@ -10,8 +10,8 @@ use cudarc::driver::{
 
 use crate::Result;
 
-/// A buffer of a weight that owns its parts on the GPU. It may be empty, while its allocation has one
-/// element at least: CUDA has none of 0 bytes.
+/// A buffer of a weight that owns its parts on the GPU. It may be empty. Its allocation has at least
+/// one element, since CUDA does not allocate 0 bytes.
 #[derive(Debug)]
 pub struct CudaBuffer<T> {
     memory: CudaSlice<T>,

@@ -44,7 +44,7 @@ impl CudaInt4Tensor {
         Ok(CudaInt4Tensor { spec, parts })
     }
 
-    /// Copies a weight from the GPU, and waits for it.
+    /// Copies the weight to the host, and waits for the copy.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
@@ -81,10 +81,10 @@ impl CudaInt4Tensor {
         }
     }
 
-    /// Enqueues on `stream`: sort the columns by group, as [`Int4Tensor::reordered`].
+    /// Sorts the columns by group, as [`Int4Tensor::reordered`] does; the work is enqueued on `stream`.
     ///
     /// # Errors
-    /// As [`reorder_int4_into`].
+    /// It fails as [`reorder_int4_into`] does.
     pub fn reordered(mut self, stream: &Arc<CudaStream>) -> Result<Self> {
         let words = crate::memory::Read::length(&self.parts.packed);
         let mut packed = CudaBuffer::zeros(stream, words)?;

@@ -20,7 +20,7 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, Copy)]
 pub enum Cuda {}
 
-/// How a launch on cudarc's buffers runs. A stream converts into it.
+/// Says how a launch on cudarc's buffers runs: the stream and a workspace. A stream converts into it.
 pub type Launch<'c> = LaunchOf<&'c CudaStream, CudaViewMut<'c, u8>>;
 
 impl<'c> From<&'c CudaStream> for Launch<'c> {

@@ -1,13 +1,14 @@
 //! The buffers and streams of the crate cudarc.
 //!
-//! The operations of this crate launch on them: a [`CudaTensor`], a [`CudaRef`] and others are weights,
-//! and `CudaSlice`, `CudaView` and `CudaViewMut` of cudarc hold all else. The last argument of an
-//! operation, `on`, is a stream, or a [`Launch`] with a workspace. They enqueue and return.
+//! The operations of this crate launch on them. The weights are a [`CudaTensor`], a [`CudaRef`] and
+//! others; all other operands are in `CudaSlice`, `CudaView` and `CudaViewMut` of cudarc. The last
+//! argument of an operation, `on`, is a stream, or a [`Launch`] with a workspace. An operation enqueues
+//! its work and returns.
 //!
-//! They are safe: lengths, element types and contexts are checked, and cudarc's own tracking
-//! of events keeps a buffer alive, and in order, across streams.
+//! The operations are safe: lengths, element types and contexts are checked, and cudarc tracks events,
+//! which keep a buffer alive and order its uses across streams.
 //!
-//! cudarc loads the CUDA driver at its first use, and panics where there is none: ask
+//! cudarc loads the CUDA driver at its first use, and panics if there is none: call
 //! [`device_info`](crate::device_info) first.
 //!
 //! ```
@@ -31,7 +32,7 @@
 //! # Ok::<(), nf4::Error>(())
 //! ```
 //!
-//! Several products are one call, and one launch where x has few rows:
+//! Several products go in one call, which is one launch if x has few rows:
 //!
 //! ```
 //! use half::bf16;
@@ -40,7 +41,8 @@
 //! use nf4::{matmul_batch_into, MatrixOf, ProductOf};
 //! use std::sync::Arc;
 //!
-//! /// q, k and v of m rows of x. The workspace has the most of the weights' `matmul_workspace_bytes`.
+//! /// The outputs of q, k and v for m rows of x. The workspace has as many bytes as
+//! /// `spec().matmul_workspace_bytes::<bf16>(m)` gives for the weight that needs most.
 //! fn qkv(
 //!     x: &CudaSlice<bf16>,
 //!     m: usize,
@@ -61,7 +63,7 @@
 //! }
 //! ```
 //!
-//! Experts of integers, whose routing stays on the GPU:
+//! The routing of experts stays on the GPU. These experts are integers:
 //!
 //! ```
 //! use half::bf16;
@@ -70,7 +72,7 @@
 //! use nf4::{matmul_grouped_into, MatrixOf};
 //! use std::sync::Arc;
 //!
-//! /// Row i of y is that of the row token_of_row[i] of x, by the expert whose rows end behind i.
+//! /// Row i of y is the product of row token_of_row[i] of x with the first expert e for which i < ends[e].
 //! fn experts(
 //!     x: &CudaSlice<bf16>,
 //!     tokens: usize,
@@ -114,10 +116,10 @@ pub type CudaMatrix<'a, T> = crate::MatrixOf<CudaView<'a, T>>;
 pub type CudaMatrixMut<'a, T> = crate::MatrixOf<CudaViewMut<'a, T>>;
 /// An adapter in buffers on the GPU.
 pub type CudaLora<'a, A> = crate::LoraOf<CudaView<'a, A>>;
-/// What the gradients of an adapter's matrices are made of, in buffers on the GPU.
+/// The operands of [`lora_grad_into`](crate::lora_grad_into), in buffers on the GPU.
 pub type CudaLoraGrad<'a, T> = crate::LoraGradOf<CudaView<'a, T>>;
 /// One of the products of [`matmul_batch_into`](crate::matmul_batch_into), in buffers on the GPU.
 pub type CudaProduct<'a, T, W> = crate::ProductOf<CudaView<'a, T>, W>;
-/// What the experts of a weight are multiplied with, in buffers on the GPU.
+/// The operands of [`matmul_grouped_into`](crate::matmul_grouped_into), in buffers on the GPU.
 pub type CudaGrouped<'a, T> =
     crate::GroupedOf<CudaView<'a, T>, CudaView<'a, i32>, CudaView<'a, f32>>;

@@ -46,7 +46,7 @@ impl CudaTensor {
         CudaTensor::new(spec, packed, scales, codebook.transpose()?)
     }
 
-    /// Copies a weight from the GPU, and waits for it.
+    /// Copies the weight to the host, and waits for the copy.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).

@@ -17,10 +17,10 @@ impl Int4Scheme {
 }
 
 /// Quantizes `values`, the `rows * cols` elements of a weight in row-major order, by rounding to
-/// nearest. Zero points are stored as checkpoints have them: always, but for
+/// nearest. The weight has zero points as checkpoints do: always, except with
 /// [`Int4Scheme::Symmetric`] in [`Int4Layout::CompressedTensors`].
 ///
-/// `threads`: how many to use at most; 0 means one for each processor. The bytes do not
+/// `threads` is the most threads to use; 0 means one for each processor. The bytes do not
 /// depend on it.
 ///
 /// # Errors
@@ -52,15 +52,16 @@ pub fn quantize_int4<T: Element>(
 }
 
 /// Quantizes `values`, the `rows * cols` elements of a weight in row-major order, into the parts of
-/// `weight`, whose columns are in order. The bytes are the same in every memory.
+/// `weight`, whose columns are in order. The GPU and the CPU write the same bytes.
 ///
-/// `on` is a number of threads, a stream, or what [`Memory::Call`](crate::Memory::Call) says; a launch
-/// needs no workspace.
+/// `on` says how the call runs ([`Memory::Call`](crate::Memory::Call)): a number of threads on the
+/// host, a stream on a GPU. A launch needs no workspace.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `values` has another length
-/// than the weight, the weight has an index, or [`Int4Scheme::Asymmetric`] no zero points to
-/// write; for a launch also those of [`dequantize_into`](crate::dequantize_into).
+/// than the weight, if the weight's columns are not in order, or if the scheme is
+/// [`Int4Scheme::Asymmetric`] and the weight has no zero points. A launch also fails as
+/// [`dequantize_into`](crate::dequantize_into) does.
 pub fn quantize_int4_into<'c, V, P>(
     values: V,
     weight: &mut Int4Of<P>,
@@ -88,18 +89,18 @@ where
     )
 }
 
-/// Sorts the columns of a weight with `g_idx` by group, which matmul reads faster: writes
-/// `packed`, as long as that of the weight, and `permutation`, of its columns. With the scales and
-/// zero points of `weight` they make an equal weight, of
-/// [`Permuted`](crate::ColumnsOf::Permuted) columns. Columns of one group keep their order.
+/// Sorts the columns of a weight with `g_idx` by group; matmul is faster with the result. It writes
+/// `packed`, which is as long as that of the weight, and `permutation`, which has an element for each
+/// column. With the scales and zero points of `weight` they make an equal weight whose columns are
+/// [`Permuted`](crate::ColumnsOf::Permuted). Columns of one group keep their order.
 ///
-/// `on` is as in [`quantize_int4_into`]. On a GPU the host does not see `g_idx`: if groups are not of
-/// `group_size` columns each by it, the outputs make another weight.
+/// `on` is as in [`quantize_int4_into`]. On a GPU the values of `g_idx` are not checked: if a group
+/// does not have `group_size` columns, the outputs make another weight.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `weight` has no `g_idx`, or one on the
-/// host by which groups are not of `group_size` columns each, or `packed` or `permutation` has another
-/// length; for a launch also those of [`dequantize_into`](crate::dequantize_into).
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `weight` has no `g_idx`, if a group of
+/// a `g_idx` on the host does not have `group_size` columns, or if `packed` or `permutation` has another
+/// length. A launch also fails as [`dequantize_into`](crate::dequantize_into) does.
 pub fn reorder_int4_into<'c, W, S, I, P, C>(
     weight: &Int4Of<Int4PartsOf<W, S, I>>,
     mut packed: P,
@@ -140,12 +141,12 @@ where
 }
 
 impl Int4Tensor {
-    /// A weight with `g_idx`, with its columns sorted by group: matmul reads it faster. It keeps
-    /// scales and zero points and has a permutation for its `g_idx`. `threads` as in
+    /// Sorts the columns of a weight with `g_idx` by group; matmul is faster with the result. The weight
+    /// keeps its scales and zero points, and gets a permutation in place of `g_idx`. `threads` is as in
     /// [`quantize`](crate::quantize).
     ///
     /// # Errors
-    /// As [`reorder_int4_into`].
+    /// It fails as [`reorder_int4_into`] does.
     pub fn reordered(mut self, threads: u32) -> Result<Self> {
         let mut packed = vec![0; self.parts.packed.len()];
         let mut permutation = identity(self.spec.cols);

@@ -5,15 +5,16 @@ use crate::memory::{Access, Memory, Read, Write};
 use crate::{Error, Result};
 
 /// The parts of a weight of integers. The parameters are their storage: [`Int4Parts`] owns them
-/// on the host, [`Int4PartsRef`] and [`Int4PartsMut`] borrow them, others are in device memory.
+/// on the host, [`Int4PartsRef`] and [`Int4PartsMut`] borrow them, and others are in device memory.
+/// [`Int4Spec::sizes`](crate::Int4Spec::sizes) gives their lengths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Int4PartsOf<Words, Scales, Index> {
-    /// Words of 32 bits, of eight codes each.
+    /// Words of 32 bits with eight codes each.
     pub packed: Words,
     /// The bits of the scales, in [`Int4Spec::scales_dtype`](crate::Int4Spec::scales_dtype);
-    /// `half::slice` has what casts slices of `f16` and `bf16` to them and back.
+    /// `half::slice::HalfFloatSliceExt` casts slices of `f16` and `bf16` to their bits and back.
     pub scales: Scales,
-    /// Words of eight zero points each; `None`: all zero points are 8.
+    /// Words of 32 bits with eight zero points each; `None`: all zero points are 8.
     pub zeros: Option<Words>,
     /// The order of the columns.
     pub columns: ColumnsOf<Index>,
@@ -25,10 +26,10 @@ pub enum ColumnsOf<Index> {
     /// Column k is in group `k / group_size`.
     #[default]
     InOrder,
-    /// `g_idx`: the group of each column, as of GPTQ with act order.
+    /// `g_idx`: the group of each column, as GPTQ with act order stores it.
     GroupIndex(Index),
-    /// Sorted by group, as [`reorder_int4_into`](crate::reorder_int4_into) does: stored column j
-    /// is this column of the weight.
+    /// Columns sorted by group, as [`reorder_int4_into`](crate::reorder_int4_into) sorts them: element
+    /// j is the column of the weight that stored column j is.
     Permuted(Index),
 }
 
@@ -135,7 +136,7 @@ impl Int4Parts {
 
 /// Parts of a weight of integers to be read, in any buffers of one memory.
 pub trait ReadInt4Parts: Sealed {
-    /// Where the parts lie.
+    /// The memory that the parts are in.
     type Memory: Memory;
 
     #[doc(hidden)]

@@ -9,16 +9,16 @@ use crate::error::{check, check_length, convert, product};
 use crate::info::check_version;
 use crate::{DType, Result};
 
-/// Where a checkpoint keeps the codes, zero points and scales of a weight of integers: `nf4.h`
-/// has the table.
+/// Says how a checkpoint stores the codes, zero points and scales of a weight of integers. The table
+/// is in `nf4.h`, at `nf4_int4_layout`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Int4Layout {
-    /// `qweight`, `qzeros` and `scales` of GPTQ (`checkpoint_format` gptq): words of zero points are
-    /// stored less 0x11111111. Columns are a multiple of 8.
+    /// `qweight`, `qzeros` and `scales` of GPTQ (`checkpoint_format` gptq): each word of zero points is
+    /// stored minus 0x11111111. The number of columns is a multiple of 8.
     Gptq,
-    /// The same (`checkpoint_format` gptq_v2) with zero points as they are.
+    /// The same tensors (`checkpoint_format` gptq_v2), with zero points stored as they are.
     GptqV2,
-    /// `qweight`, `qzeros` and `scales` of AWQ (`version` gemm). Rows are a multiple of 8.
+    /// `qweight`, `qzeros` and `scales` of AWQ (`version` gemm). The number of rows is a multiple of 8.
     Awq,
     /// `weight_packed`, `weight_zero_point` and `weight_scale` of compressed-tensors
     /// (`format` pack-quantized).
@@ -35,18 +35,18 @@ impl Int4Layout {
         }
     }
 
-    /// The `zero_offset` of the C interface, of a weight that stores zero points.
+    /// The `zero_offset` of the C interface for a weight that stores zero points.
     pub const fn zero_offset(self) -> i32 {
         matches!(self, Int4Layout::Gptq) as i32
     }
 }
 
-/// How quantize chooses the zero points.
+/// The way in which quantize chooses the zero points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Int4Scheme {
-    /// All are 8.
+    /// All zero points are 8.
     Symmetric,
-    /// Each is that of its group's range.
+    /// Each zero point follows from the smallest and the largest value of its group.
     Asymmetric,
 }
 
@@ -63,7 +63,7 @@ pub enum Int4Scheme {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Int4Spec {
-    /// Where codes, zero points and scales lie.
+    /// The order of codes, zero points and scales.
     pub layout: Int4Layout,
     /// Columns of a group, which share a scale and a zero point in each row: a multiple of 8 that
     /// divides `cols`. `None`: all columns.
@@ -76,23 +76,23 @@ pub struct Int4Spec {
     pub scales_dtype: DType,
 }
 
-/// Elements of the parts of a weight of integers.
+/// The number of elements of each part of a weight of integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Int4Sizes {
     /// `rows * cols`.
     pub elements: usize,
-    /// Groups of a row.
+    /// Groups in a row.
     pub groups: usize,
-    /// Words of codes.
+    /// Words of codes, of 32 bits each.
     pub packed: usize,
     /// Scales.
     pub scales: usize,
-    /// Words of zero points.
+    /// Words of zero points, of 32 bits each.
     pub zeros: usize,
 }
 
 impl Int4Spec {
-    /// Groups of 128 with scales in fp16.
+    /// A weight in groups of 128 columns with scales in fp16.
     pub const fn new(layout: Int4Layout, rows: usize, cols: usize) -> Self {
         Int4Spec {
             layout,
@@ -103,7 +103,7 @@ impl Int4Spec {
         }
     }
 
-    /// The same in groups of another size; `None`: of all columns.
+    /// The same in groups of another size; `None`: one group of all columns.
     pub const fn group_size(self, group_size: Option<u32>) -> Self {
         Int4Spec { group_size, ..self }
     }
@@ -116,11 +116,11 @@ impl Int4Spec {
         }
     }
 
-    /// Elements of the parts.
+    /// Returns the number of elements of each part.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a field is out of range, the
-    /// groups do not divide the columns, or rows or columns do not fill the words of the layout.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a field is out of range, the group
+    /// size does not divide the columns, or the layout needs a multiple of 8 rows or columns.
     pub fn sizes(&self) -> Result<Int4Sizes> {
         let mut sizes = sys::nf4_int4_sizes {
             struct_size: size_of::<sys::nf4_int4_sizes>(),

@@ -12,8 +12,8 @@ use crate::Result;
 
 /// A stack of experts of integers, all of one [`Int4Spec`], for
 /// [`matmul_grouped`](crate::matmul_grouped). `Parts` are [`Int4PartsOf`](crate::Int4PartsOf) any
-/// buffers, each with one expert's part after another's, an index of columns for each expert among
-/// them. Its name on the host is [`Int4Stack`].
+/// buffers. Each buffer, also that of `columns`, has the part of the first expert, then that of the
+/// second, and so on. On the host the name is [`Int4Stack`].
 #[derive(Debug, Clone, Copy)]
 pub struct Int4StackOf<Parts> {
     spec: Int4Spec,
@@ -25,10 +25,11 @@ pub struct Int4StackOf<Parts> {
 pub type Int4Stack<'a> = Int4StackOf<Int4PartsRef<'a>>;
 
 impl<P: ReadInt4Parts> Int4StackOf<P> {
-    /// A stack of these parts. `spec` is that of one expert. On a GPU the columns are in order.
+    /// Makes a stack of these parts. `spec` is that of one expert. On a GPU the columns have to be in
+    /// order.
     ///
     /// # Errors
-    /// As [`Int4Of::new`](crate::Int4Of::new).
+    /// It fails as [`Int4Of::new`](crate::Int4Of::new) does.
     pub fn new(spec: Int4Spec, experts: usize, parts: P) -> Result<Self> {
         let groups = spec.check_lengths_of(experts, parts.lengths())?.groups;
         parts.check_columns(experts, groups)?;
@@ -41,12 +42,12 @@ impl<P: ReadInt4Parts> Int4StackOf<P> {
 }
 
 impl<P> Int4StackOf<P> {
-    /// Layout and shape of one expert.
+    /// Returns the layout and shape of one expert.
     pub fn spec(&self) -> Int4Spec {
         self.spec
     }
 
-    /// How many there are.
+    /// Returns the number of experts.
     pub fn experts(&self) -> usize {
         self.experts
     }

@@ -17,7 +17,7 @@ use crate::memory::Access;
 use crate::{Element, Result};
 
 /// A weight of integers. `Parts` are [`Int4PartsOf`] any buffers: [`Int4Tensor`] owns them on the
-/// host, [`Int4Ref`] and [`Int4Mut`] borrow them, others are on a GPU.
+/// host, [`Int4Ref`] and [`Int4Mut`] borrow them, and others are on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Int4Of<Parts> {
     pub(crate) spec: Int4Spec,
@@ -49,20 +49,23 @@ pub type Int4Ref<'a> = Int4Of<Int4PartsRef<'a>>;
 pub type Int4Mut<'a> = Int4Of<Int4PartsMut<'a>>;
 
 impl<P: ReadInt4Parts> Int4Of<P> {
-    /// A weight of these parts, such as those of a file. On a GPU the columns are in order;
-    /// [`Int4Of::with_columns`] gives them another one.
+    /// Makes a weight of these parts, such as those of a file. On a GPU the columns have to be in order;
+    /// [`Int4Of::with_columns`] then gives them another order.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `spec` is wrong, a buffer does
-    /// not have the length that it asks for, or an index is out of range, no permutation, or on a GPU.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `spec` is wrong, if a buffer does
+    /// not have the length that [`Int4Spec::sizes`] gives, if a `g_idx` has a group that does not exist,
+    /// if a permutation does not have each column once, or if either is on a GPU, where it cannot be
+    /// checked.
     pub fn new(spec: Int4Spec, parts: P) -> Result<Self> {
         let sizes = spec.check_lengths_of(1, parts.lengths())?;
         parts.check_columns(1, sizes.groups)?;
         Ok(Int4Of { spec, parts })
     }
 
-    /// Workspace of a [`matmul_into`](crate::matmul_into) of `m` contiguous rows on a GPU, in bytes;
-    /// never more for fewer rows. It depends on which parts there are, not on addresses.
+    /// Returns the bytes of workspace that [`matmul_into`](crate::matmul_into) needs on a GPU for `m`
+    /// contiguous rows; fewer rows never need more. They depend on which parts the weight has, not on
+    /// addresses.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `m` rows are too many.
@@ -71,7 +74,7 @@ impl<P: ReadInt4Parts> Int4Of<P> {
         sys::nf4_int4_tensor::MATMUL.workspace_bytes(&self.nowhere()?, &args)
     }
 
-    /// Bytes of codes, scales, zero points and an index.
+    /// Returns the bytes of the codes, scales, zero points and `columns`.
     pub fn bytes(&self) -> usize {
         let lengths = self.parts.lengths();
         let index = match lengths.columns {
@@ -82,29 +85,29 @@ impl<P: ReadInt4Parts> Int4Of<P> {
         words * size_of::<u32>() + lengths.scales * size_of::<u16>() + index * size_of::<i32>()
     }
 
-    /// Bits per element; NaN for a weight of no elements.
+    /// Returns the bits per element; NaN for a weight without elements.
     pub fn bits_per_weight(&self) -> f64 {
         self.bytes() as f64 * 8.0 / self.elements() as f64
     }
 }
 
 impl<P> Int4Of<P> {
-    /// Layout and shape.
+    /// Returns the layout and shape.
     pub fn spec(&self) -> Int4Spec {
         self.spec
     }
 
-    /// `rows * cols`.
+    /// Returns `rows * cols`.
     pub fn elements(&self) -> usize {
         self.spec.rows * self.spec.cols
     }
 
-    /// The parts.
+    /// Returns the parts.
     pub fn parts(&self) -> &P {
         &self.parts
     }
 
-    /// Spec and parts.
+    /// Takes the weight apart: spec and parts.
     pub fn into_parts(self) -> (Int4Spec, P) {
         (self.spec, self.parts)
     }
@@ -114,15 +117,15 @@ impl<W, S, I> Int4Of<Int4PartsOf<W, S, I>>
 where
     Int4PartsOf<W, S, I>: ReadInt4Parts,
 {
-    /// The same with another order of columns.
+    /// Returns the same weight with another order of columns.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the index has another length
-    /// than a row of the weight.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the index does not have one element
+    /// for each column.
     ///
     /// # Safety
-    /// When a call reads them, the values are what [`ColumnsOf`] says: groups of the weight, or
-    /// a permutation of its columns. Kernels follow them unchecked.
+    /// When a call reads the values, they are what [`ColumnsOf`] says: groups of the weight, or
+    /// a permutation of its columns. Kernels do not check them.
     pub unsafe fn with_columns(mut self, columns: ColumnsOf<I>) -> Result<Self> {
         self.parts.columns = columns;
         self.spec.check_lengths_of(1, self.parts.lengths())?;
@@ -164,11 +167,11 @@ impl<P: ReadInt4Parts> Weight for Int4Of<P> {
 }
 
 impl Int4Tensor {
-    /// Zeroed parts, with or without zero points, to be filled by
-    /// [`quantize_int4_into`](crate::quantize_int4_into).
+    /// Makes a weight of zeroed parts, with or without zero points, for
+    /// [`quantize_int4_into`](crate::quantize_int4_into) to fill.
     ///
     /// # Errors
-    /// As [`Int4Spec::sizes`].
+    /// It fails as [`Int4Spec::sizes`] does.
     pub fn zeros(spec: Int4Spec, with_zero_points: bool) -> Result<Self> {
         let sizes = spec.sizes()?;
         let parts = Int4Parts {
