@@ -103,7 +103,8 @@ std::vector<Expected> expect_all(const MatmulCaseOf<Host> &test,
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t k = 0; k < cols; ++k) of_row[k] = elements(row, k);
       for (int64_t i = 0; i < test.m; ++i)
-        y[i * rows + row] = sum_of(bias_of(test.dtype, test.bias, row), of_row, &x[i * cols]);
+        y[i * rows + row] =
+            sum_of(bias_of(test.dtype, test.bias, row), of_row, x.data() + i * cols);
     }
   });
   return y;
