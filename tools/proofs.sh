@@ -114,7 +114,7 @@ step_newest_torch() {
   [ -x "$newest/bin/pip" ] || python3 -m venv "$newest"
   "$newest/bin/pip" install -q --upgrade --no-compile "${packages[@]}" "${INTEROP_PACKAGES[@]%%[=>]*}"
   "$newest/bin/python" -c 'import torch; print("torch", torch.__version__)'
-  "$newest/bin/python" -m pytest tests/python/pytorch -n 2 -p no:cacheprovider
+  "$newest/bin/python" -m pytest tests/python/pytorch -n 2 --dist loadfile -p no:cacheprovider
 }
 
 # bench/candle shares files with the example of nf4-candle, and takes candle-transformers, which is slow to compile.

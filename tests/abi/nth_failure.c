@@ -217,7 +217,7 @@ static bool run(enum kind kind, int n) {
   check(error_told, "an error without its text", kind, n);
   call_and_compare(kind, n);
   int before = 0;
-  for (int i = 0; i < 10; ++i) {
+  for (int i = 0; i < 4; ++i) {
     void *result = NULL;
     if (pthread_create(&thread, NULL, fail_once, NULL) != 0) continue;
     pthread_join(thread, &result);

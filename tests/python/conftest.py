@@ -101,9 +101,11 @@ def quantized(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds models of transformers in this process; a child takes seconds to import torch."""
-    from nf4.checkpoint import architecture, meta_model
+    from nf4.checkpoint import architecture
 
     def answer(request: str, name: str) -> dict[str, Any]:
+        from nf4.checkpoint import meta_model  # it imports torch, which may not be installed
+
         return meta_model.answer(json.loads(request))
 
     monkeypatch.setattr(architecture, "_run", answer)

@@ -9,6 +9,7 @@
 #include "cpu/backend.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
+#include "support/cpu_expected.hpp"
 #include "support/cpu_tolerance.hpp"
 #include "support/force.hpp"
 #include "support/matmul_cases.hpp"
@@ -80,7 +81,8 @@ struct CpuMatmul {
 template <class Host>
 void check_matmul(const MatmulCaseOf<Host> &test, Rng &rng) {
   const int64_t rows = test.weight.shape.rows;
-  const ExpectedProduct expected(test, PlacedWeightOf<Host>(rng, test.weight).tensor());
+  const std::vector<Expected> expected =
+      expect_all(test, PlacedWeightOf<Host>(rng, test.weight).tensor());
   for (const cpu::Variant *variant : supported_variants()) {
     INFO("variant " << variant->name);
     const ForcedVariant forced(*variant);
@@ -90,7 +92,7 @@ void check_matmul(const MatmulCaseOf<Host> &test, Rng &rng) {
       // An assertion for each would take most of the time.
       if (is_right(*variant, test.dtype, test.weight.shape.cols, expected[i], placed[i])) continue;
       FAIL("y[" << i / rows << "][" << i % rows << "] is " << placed[i] << ", expected "
-                << expected[i].value << ", of the magnitude " << expected[i].magnitude);
+                << expected[i].value << ", of the magnitude " << expected[i].parts);
     }
     REQUIRE(placed.surroundings_intact());
   }
@@ -98,18 +100,24 @@ void check_matmul(const MatmulCaseOf<Host> &test, Rng &rng) {
 
 // The error of dequantizing to the dtype, multiplying exactly, and rounding.
 template <class Host>
-double error_of_dense(const CpuMatmul<Host> &placed, const ExpectedProduct &expected) {
+double error_of_dense(const CpuMatmul<Host> &placed, const std::vector<Expected> &expected) {
   const MatmulCaseOf<Host> &test = placed.test;
   const int64_t rows = test.weight.shape.rows, cols = test.weight.shape.cols;
-  std::vector<uint8_t> dense(rows * cols * dtype_bytes(test.dtype));
-  REQUIRE(dequant_cpu(placed.weight.tensor(), dense.data(), test.dtype, 1) == NF4_STATUS_OK);
+  std::vector<uint8_t> bytes(rows * cols * dtype_bytes(test.dtype));
+  REQUIRE(dequant_cpu(placed.weight.tensor(), bytes.data(), test.dtype, 1) == NF4_STATUS_OK);
+  const auto numbers = [&](const std::vector<uint8_t> &from, int64_t count, int64_t stride) {
+    std::vector<double> to(count * cols);
+    for (int64_t i = 0; i < count * cols; ++i)
+      to[i] = read_number(test.dtype, from.data(), i / cols * stride + i % cols);
+    return to;
+  };
+  const std::vector<double> dense = numbers(bytes, rows, cols);
+  const std::vector<double> x = numbers(test.x, test.m, test.x_stride);
   RelativeError error;
   for (int64_t i = 0; i < test.m * rows; ++i) {
     const int64_t column = i / rows, row = i % rows;
     double sum = test.bias.empty() ? 0 : read_number(test.dtype, test.bias.data(), row);
-    for (int64_t k = 0; k < cols; ++k)
-      sum += read_number(test.dtype, dense.data(), row * cols + k) *
-             read_number(test.dtype, test.x.data(), column * test.x_stride + k);
+    for (int64_t k = 0; k < cols; ++k) sum += dense[row * cols + k] * x[column * cols + k];
     error.add(round_to(test.dtype, sum), expected[i].value);
   }
   return error.value();
@@ -120,7 +128,7 @@ double error_of_dense(const CpuMatmul<Host> &placed, const ExpectedProduct &expe
 template <class Host>
 void check_error(const MatmulCaseOf<Host> &test, double largest, Rng &rng) {
   const CpuMatmul<Host> placed(rng, test);
-  const ExpectedProduct expected(test, placed.weight.tensor());
+  const std::vector<Expected> expected = expect_all(test, placed.weight.tensor());
   // In fp32 the dense product, in binary64, has none of the sum's roundings.
   const double dense = test.dtype == NF4_DTYPE_FP32 ? INFINITY : error_of_dense(placed, expected);
   for (const cpu::Variant *variant : supported_variants()) {

@@ -113,10 +113,12 @@ for case in (
         check.require_equal(f"{case}, new", expected, call())
         check.require_dequantized("given", weight, expected, lambda: call(weight.out))
         compared += 1
-weight = weight_of(int4_cases.case((256, 1024), dtype="fp16"), "cpu")
-x = torch.randn(20, 1024, dtype=torch.float16)
-expected = product.exact(x, weight.numbers(torch.float64))
 for each in (*triton_int4.STUDY, *triton_int4.AUTOGPTQ):
+    # Two tiles of rows, of x and of columns; 2 groups or more.
+    shape = (2 * each.n, max(2 * each.k * each.split, 256))
+    weight = weight_of(int4_cases.case(shape, dtype="fp16"), "cpu")
+    x = torch.randn(20, shape[1], dtype=torch.float16)
+    expected = product.exact(x, weight.numbers(torch.float64))
     product.require(str(each), 1e-3, expected, triton_int4.prepare(weight, each)(x))
     compared += 1
 print(compared, "compared")

@@ -64,7 +64,7 @@ def test_report_in_words(tmp_path, capsys):
     assert "\ncopied 2 weights that are 4-bit already\n" in capsys.readouterr().out
 
 
-def test_configuration_and_side_files(tmp_path, capsys):
+def test_configuration_and_side_files(tmp_path, capsys, in_process):
     model = helpers.write_model(
         tmp_path / "model",
         torch_dtype="bfloat16",

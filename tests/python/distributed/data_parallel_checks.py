@@ -13,6 +13,7 @@ from fsdp_cases import (
     Block,
     OfExperts,
     all_ranks,
+    grads_of,
     inputs,
     model,
     require_same,
@@ -38,18 +39,22 @@ def check_ddp(rank, world):
 
 
 def check_ddp_of_several_forwards(rank, world):
-    """Whose buffers' broadcasts autograd must not take for changes."""
-    for kind in ("nested", "flat", "gptq"):
-        for compiles in (False, True):
-            made = model(kind)
-            expected = step(made, inputs())[1]
-            if compiles:
-                made.compile(backend="aot_eager")
-            made = DistributedDataParallel(made)
-            x = inputs().requires_grad_()
-            ys = [made(x), made(x)]
-            sum(y.square().sum() for y in ys).backward()
-            torch.testing.assert_close(x.grad, 2 * expected)
+    """Whose buffers' broadcasts autograd must not take for changes, and which may be off."""
+    ways = ((False, True), (False, False), (True, True))
+    kinds = ("nested", "flat", "gptq", "act order")
+    for kind, (compiles, broadcasts) in itertools.product(kinds, ways):
+        made = model(kind)
+        _, expected, of_parameters = step(made, inputs())
+        of_parameters = {name: 2 * grad for name, grad in of_parameters.items()}
+        made.zero_grad()
+        if compiles:
+            made.compile(backend="aot_eager")
+        wrapped = DistributedDataParallel(made, broadcast_buffers=broadcasts)
+        x = inputs().requires_grad_()
+        ys = [wrapped(x), wrapped(x)]
+        sum(y.square().sum() for y in ys).backward()
+        torch.testing.assert_close(x.grad, 2 * expected)
+        torch.testing.assert_close(grads_of(made), of_parameters)
     torch._dynamo.reset()
 
 

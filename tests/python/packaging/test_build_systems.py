@@ -14,7 +14,8 @@ import pytest
 from conftest import ROOT
 
 EXAMPLE = ROOT / "examples" / "c" / "host_matmul.c"
-OPTIONS = ["-Dcuda=disabled", "-Dcpu_variants=", "-Doptimization=0"]
+# A subproject of buildtype release is optimized whatever -Doptimization says.
+OPTIONS = ["-Dcuda=disabled", "-Dcpu_variants=", "-Dbuildtype=debug", "-Ddebug=false"]
 PAGE = (ROOT / "docs" / "building.md").read_text()
 
 
@@ -63,10 +64,19 @@ def install(folder: Path, *options: str, destination: Path | None = None) -> Pat
 
 
 @pytest.fixture(scope="module")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prefix with the shared and the static library, in a folder with a space."""
-    folder = tmp_path_factory.mktemp("with space")
-    return install(folder, "-Ddefault_library=both", "--libdir=lib")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a space in its name. What is built in it is built once: the page's commands may be given
+    again."""
+    return tmp_path_factory.mktemp("with space")
+
+
+BOTH = ("-Ddefault_library=both", "--libdir=lib")
+
+
+@pytest.fixture(scope="module")
+def prefix(folder: Path) -> Path:
+    """A prefix with the shared and the static library."""
+    return install(folder, *BOTH)
 
 
 @pytest.fixture
@@ -168,32 +178,38 @@ def test_cmake_fetches_the_sources(project: Path) -> None:
     cmake(project, block("cmake", "FetchContent"), *options)
 
 
-@pytest.mark.parametrize("library", ["shared", "static"])
-def test_a_subproject_of_meson(project: Path, library: str) -> None:
+def test_a_subproject_of_meson(project: Path) -> None:
+    """Shared, and then static in the same build, which compiles little anew."""
     need("meson", "ninja")
     (project / "subprojects").mkdir()
     (project / "subprojects" / "libnf4").symlink_to(ROOT)
     (project / "meson.build").write_text(block("meson", "dependency"))
     options = [each.replace("-D", "-Dlibnf4:") for each in OPTIONS]
-    run("meson", "setup", "build", f"-Ddefault_library={library}", *options, at=project)
-    run("meson", "compile", "-C", "build", at=project)
-    run(project / "build" / "app")
+    run("meson", "setup", "build", "-Ddefault_library=shared", *options, at=project)
+    for library in ("shared", "static"):
+        run("meson", "configure", "build", f"-Ddefault_library={library}", at=project)
+        run("meson", "compile", "-C", "build", at=project)
+        run(project / "build" / "app")
+        assert ("libnf4.so.0" in needed(project / "build" / "app")) is (library == "shared")
 
 
-def test_an_installation_by_way_of_destdir(tmp_path: Path) -> None:
+def test_an_installation_by_way_of_destdir(folder: Path, prefix: Path, tmp_path: Path) -> None:
     """A package's files, and no path of where it was built or staged in them."""
     staged = tmp_path / "staged"
-    prefix = install(tmp_path, "-Ddefault_library=static", "--libdir=lib", destination=staged)
+    assert install(folder, *BOTH, destination=staged) == prefix
     root = staged / prefix.relative_to("/")
     files = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    shared = {f"lib/{path.name}" for path in (prefix / "lib").glob("libnf4.so*")}
+    assert len(shared) == 3
     assert files == {
         *(f"include/nf4/{path.name}" for path in (ROOT / "include" / "nf4").iterdir()),
+        *shared,
         "lib/cmake/nf4/nf4Config.cmake",
         "lib/cmake/nf4/nf4ConfigVersion.cmake",
         "lib/libnf4.a",
         "lib/pkgconfig/nf4.pc",
         "share/licenses/libnf4/LICENSE",
     }
-    texts = [name for name in files if not name.endswith(".a")]
-    for place in map(str, (staged, ROOT, tmp_path / "build-pkg")):
+    texts = [name for name in files if not name.endswith(".a") and name not in shared]
+    for place in map(str, (staged, ROOT, folder / "build-pkg")):
         assert not [name for name in texts if place in (root / name).read_text()]

@@ -72,9 +72,8 @@ def _linear4bit(linear: nn.Linear) -> nn.Module:
     return made.to("cpu")
 
 
-def model_of(kind: str) -> transformers.PreTrainedModel:
-    """kind: "Linear4bit", "NF4Linear" or "Int4Linear", or "dense" for the weights of the first two,
-    "dense integers" for those of the last."""
+@functools.cache
+def _made(kind: str) -> transformers.PreTrainedModel:
     model = copy.deepcopy(_dense())
     for name, layer in _projections(model).items():
         if kind in ("Int4Linear", "dense integers"):
@@ -86,6 +85,12 @@ def model_of(kind: str) -> transformers.PreTrainedModel:
         model.set_submodule(name, made.to_linear("fp32") if kind.startswith("dense") else made)
     model.is_loaded_in_4bit = kind in ("Linear4bit", "NF4Linear")
     return model
+
+
+def model_of(kind: str) -> transformers.PreTrainedModel:
+    """kind: "Linear4bit", "NF4Linear" or "Int4Linear", or "dense" for the weights of the first two,
+    "dense integers" for those of the last."""
+    return copy.deepcopy(_made(kind))  # to quantize it takes ten times as long
 
 
 def config_of(tuner: str, folder: Path, **options: Any) -> peft.PeftConfig:

@@ -92,20 +92,25 @@ def test_x_of_any_strides(way):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("grad", [False, True])
 def test_opcheck(case, grad):
-    parts = Int4Parts.of(weight_of(case))
-    weight = parts.arguments()
+    weight = Int4Parts.of(weight_of(case)).arguments()
     x = torch.randn(3, IN, requires_grad=grad)
     bias = torch.randn(OUT, requires_grad=grad)
     ops = torch.ops.nf4
     opcheck(ops.linear_int4.default, (x, bias, *weight))
     opcheck(ops.linear_backward_int4.default, (torch.randn(3, OUT, requires_grad=grad), *weight))
-    opcheck(ops.dequantize_int4.default, (*weight, torch.float16))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_opcheck_of_what_has_no_gradient(case):
+    parts = Int4Parts.of(weight_of(case))
+    weight, x, dense = parts.arguments(), torch.randn(3, IN), torch.randn(OUT, IN)
     layout, group_size = weight[-2:]
-    dense = torch.randn(OUT, IN)
+    ops = torch.ops.nf4
+    opcheck(ops.dequantize_int4.default, (*weight, torch.float16))
     opcheck(ops.quantize_int4.default, (dense, layout, group_size, False, torch.float16))
     opcheck(ops.quantize_int4.default, (dense, layout, group_size, True, torch.bfloat16))
-    opcheck(ops._linear_int4.default, (x.detach(), None, *parts.numbers()))
-    opcheck(ops._dense_like_int4.default, (x.detach(), *parts.numbers()))
+    opcheck(ops._linear_int4.default, (x, None, *parts.numbers()))
+    opcheck(ops._dense_like_int4.default, (x, *parts.numbers()))
 
 
 @pytest.mark.parametrize("case", CASES)

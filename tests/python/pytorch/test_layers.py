@@ -123,27 +123,7 @@ def test_shared_memory_for_other_processes(kind):
     assert all(part.is_shared() for part in parts_of(layer_of(kind).share_memory()).values())
 
 
-# ---- In parallel --------------------------------------------------------------------------
-
-
-def _in_parallel(rank, store, found):
-    from torch import distributed
-
-    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    for layer in map(layer_of, ONE_OF_EACH):
-        x = torch.ones(3, IN, requires_grad=True)
-        wrapped = torch.nn.parallel.DistributedDataParallel(layer, broadcast_buffers=False)
-        (wrapped(x).sum() + wrapped(x).sum()).backward()
-        assert torch.equal(layer.bias.grad, torch.full((OUT,), 6.0))
-    distributed.destroy_process_group()
-    (found / str(rank)).touch()
-
-
-def test_under_distributed_data_parallel(tmp_path):
-    """Two forward passes come before a backward pass, which needs the scales as they were."""
-    arguments = (f"file://{tmp_path}/store", tmp_path)
-    torch.multiprocessing.spawn(_in_parallel, arguments, nprocs=2)
-    assert (tmp_path / "0").exists() and (tmp_path / "1").exists()
+# ---- In parallel; ../distributed has it under DistributedDataParallel ----------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
