@@ -740,8 +740,8 @@ NF4_API nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight,
  * capability 7.5 has none at all. For NF4 and FP4 the answer is fused for up to 64 or 128 rows,
  * depending on the size of the weight, on GPUs of compute capability 8.x and 12.x. The answer is
  * also fused for experts with few rows, and for integers that have few columns or are slow to
- * dequantize. A product that the launch refuses on a GPU, such
- * as fp32 with more than 16 rows of x, is dense.
+ * dequantize. A product that the launch refuses on a GPU, such as fp32 with more than 16 rows of
+ * x, is dense.
  *
  * For one device and the same shapes, dtypes, strides and alignments, the answer stays the same
  * for the life of the process, so a caller may keep it. Other versions of the library may answer
