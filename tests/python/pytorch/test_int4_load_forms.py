@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch_cases
 
-pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded", "in_process")]
 torch_cases.require("torch", "transformers")
 
 import nf4  # noqa: E402
