@@ -68,9 +68,6 @@ void offset_zeros(const Int4Weight &weight, RowRange n) {
           weight.zero_offset * kInt4Ones;
 }
 
-// An element is decoded once for so many rows of x: the decoding takes longer than the product.
-constexpr int64_t kRowsAtOnce = 8;
-
 template <class T>
 void matmul_rows(const Int4MatmulProblem &problem, RowRange rows) {
   const Int4Weight &weight = problem.weight;
@@ -79,22 +76,14 @@ void matmul_rows(const Int4MatmulProblem &problem, RowRange rows) {
   T *y = static_cast<T *>(problem.y);
   const Group &group = *problem.group;
   for (int64_t row = rows.begin; row < rows.end; ++row)
-    for (int64_t first = 0; first < problem.m; first += kRowsAtOnce) {
-      const int64_t count = std::min(kRowsAtOnce, problem.m - first);
-      double sums[kRowsAtOnce];
-      std::fill_n(sums, count, bias == nullptr ? 0.0 : static_cast<double>(to_float(bias[row])));
-      for (int64_t k = 0; k < weight.cols; ++k) {
-        const double value = static_cast<double>(int4_value_at(weight, row, k));
-        const T *column = x + int4_column(weight, k);
-        for (int64_t i = 0; i < count; ++i)
-          if (group.has_x(first + i))
-            sums[i] += value * static_cast<double>(
-                                   to_float(column[group.row_of_x(first + i) * problem.x_stride]));
-      }
-      for (int64_t i = 0; i < count; ++i) {
-        if (group.row_scale != nullptr) sums[i] *= static_cast<double>(group.row_scale[first + i]);
-        y[(first + i) * problem.y_stride + row] = from_float<T>(static_cast<float>(sums[i]));
-      }
+    for (int64_t i = 0; i < problem.m; ++i) {
+      double sum = bias == nullptr ? 0.0 : static_cast<double>(to_float(bias[row]));
+      const T *x_row = x + group.row_of_x(i) * problem.x_stride;
+      for (int64_t k = 0; k < weight.cols && group.has_x(i); ++k)
+        sum += static_cast<double>(int4_value_at(weight, row, k)) *
+               static_cast<double>(to_float(x_row[int4_column(weight, k)]));
+      if (group.row_scale != nullptr) sum *= static_cast<double>(group.row_scale[i]);
+      y[i * problem.y_stride + row] = from_float<T>(static_cast<float>(sum));
     }
 }
 
