@@ -54,7 +54,9 @@ def _problems(arguments: Iterable[tuple[Any, Any, Any, Any]], stream: int | None
             problem = problem_of(weight, x, bias, out, stream)
             if problems and problem.on_device != problems[0].on_device:
                 ours, theirs = ("device", "host") if problem.on_device else ("host", "device")
-                raise InvalidArgument(f"in {ours} memory, but product 0 is in {theirs} memory")
+                raise InvalidArgument(
+                    f"in {ours} memory, but product 0 is in {theirs} memory; expected one place"
+                )
             problems.append(problem)
     except InvalidArgument as error:
         raise InvalidArgument(f"product {len(problems)}: {error}") from None
