@@ -3,7 +3,7 @@ docs/bench/figures.json. It needs only Python; the plots beside the pages need m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from nf4bench import matmul_cases, models_cases, tables
 from nf4bench.table import Row, Table, grouped, number, shape, text
@@ -24,10 +24,15 @@ def note(figures: Row, changed: Collection[str], names: Iterable[str]) -> list[s
     """Returns a paragraph for each commit whose figures are from older code, if there are any."""
     older = grouped((n for n in names if n in changed), lambda name: figures[name]["commit"])
     return [
-        f"The figures of {', '.join(WORK[name] for name in of)} are from commit {commit}; their "
+        f"The figures of {_listed([WORK[name] for name in of])} are from commit {commit}; their "
         "code has changed since."
         for commit, of in older.items()
     ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def page(
@@ -137,7 +142,8 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
         "nothing else. Dense is torch.nn.Linear (cuBLAS) in bf16, and grouped_mm for experts. "
         "Humming is a library of W4A16 kernels (4-bit weights, 16-bit activations). The last three "
         "columns are the other library's time divided by libnf4's; above 1x, libnf4 is faster. "
-        "For quantize that ratio is of eager calls, since a graph cannot capture bitsandbytes'.",
+        "For quantize the ratio is that of eager calls, as a CUDA graph cannot capture "
+        "bitsandbytes' quantize.",
         README.markdown(found),
         " ".join(last),
     ])  # fmt: skip

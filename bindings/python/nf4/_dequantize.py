@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
 from nf4 import _call, _convert
 from nf4._load import check
 from nf4._operand import on_device, plain_memory, read
+from nf4._options import Run, Unpack
 from nf4._prepared import Prepared, prepare
 from nf4._torch import Device
 from nf4.typing import Array, CudaStreamLike, DTypeLike, MemoryLike, Out
 from nf4.weight import Weight
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nf4._options import Run
 
 
 def _target(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -15,15 +15,11 @@ from nf4._args import GROUPED_GRAD_NAMES, GROUPED_NAMES, SOME, grouped_args
 from nf4._load import Operation
 from nf4._matmul import require_codebook
 from nf4._operand import on_device, read, read_array
+from nf4._options import Grouped, GroupedGrad, Unpack
 from nf4._prepared import Prepared, prepare_stack
 from nf4.errors import InvalidArgument
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike, Out
 from nf4.weight import Weight, no_weight
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nf4._options import Grouped, GroupedGrad
 
 
 class _Stack(NamedTuple):

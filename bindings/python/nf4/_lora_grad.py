@@ -5,20 +5,16 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, overload
+from typing import Any, NamedTuple, SupportsFloat, overload
 
 import numpy as np
 
 from nf4 import _abi, _call, _convert
 from nf4._load import functions
 from nf4._operand import Operand, on_device, read, read_array
+from nf4._options import LoraGrad, Unpack
 from nf4.errors import InvalidArgument, kind_of
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nf4._options import LoraGrad
 
 _A, _B = "out[0]", "out[1]"  # the outputs
 # The caller's names for what has others in C.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -14,16 +14,12 @@ from nf4._args import GRAD_NAMES, PRODUCT_NAMES
 from nf4._call import Problem
 from nf4._lora import Lora, read_lora
 from nf4._operand import on_device, read, read_array
+from nf4._options import Matmul, MatmulGrad, Unpack
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, shown
 from nf4.tensor import QuantizedTensor
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike, Out
 from nf4.weight import Weight
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nf4._options import Matmul, MatmulGrad
 
 _ARGS_SIZE = ctypes.sizeof(_abi.MatmulArgs)
 

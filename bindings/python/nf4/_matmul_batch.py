@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -14,15 +14,11 @@ from nf4._args import PRODUCT_NAMES, matmul_args
 from nf4._call import Problem
 from nf4._load import Functions, functions
 from nf4._matmul import problem_of
+from nf4._options import MatmulBatch, Unpack
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, kind_of
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, MemoryLike
 from nf4.weight import Weight
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nf4._options import MatmulBatch
 
 
 def _listed(weights: Iterable[Weight[Any]]) -> list[Weight[Any]]:
@@ -58,7 +54,9 @@ def _problems(arguments: Iterable[tuple[Any, Any, Any, Any]], stream: int | None
             problem = problem_of(weight, x, bias, out, stream)
             if problems and problem.on_device != problems[0].on_device:
                 ours, theirs = ("device", "host") if problem.on_device else ("host", "device")
-                raise InvalidArgument(f"in {ours} memory, but product 0 is in {theirs} memory")
+                raise InvalidArgument(
+                    f"in {ours} memory, but product 0 is in {theirs} memory; expected one place"
+                )
             problems.append(problem)
     except InvalidArgument as error:
         raise InvalidArgument(f"product {len(problems)}: {error}") from None

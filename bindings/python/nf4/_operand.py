@@ -49,7 +49,10 @@ class Operand(NamedTuple):
     def require_contiguous(self) -> Operand:
         """Returns itself."""
         if self.strides is not None:
-            raise InvalidArgument(f"{self.name} is not contiguous in row-major order")
+            raise InvalidArgument(
+                f"{self.name} is not contiguous in row-major order; expected memory without gaps, "
+                f"as numpy.ascontiguousarray or a tensor's .contiguous() makes"
+            )
         return self
 
     def require_writable(self) -> Operand:
@@ -58,7 +61,7 @@ class Operand(NamedTuple):
         array = self.owner
         writable = array.flags.writeable if isinstance(array, np.ndarray) else self.writable
         if not writable:
-            raise InvalidArgument(f"{self.name} is read-only")
+            raise InvalidArgument(f"{self.name} is read-only; expected memory that can be written")
         return self
 
     def require_float(self) -> str:
@@ -173,7 +176,9 @@ def _strides(
     if strides is None or _contiguous(shape, strides, item):
         return None
     if item == 0 or any(stride % item for stride in strides):
-        raise InvalidArgument(f"{name} has strides of {strides} bytes, for elements of {item}")
+        raise InvalidArgument(
+            f"{name} has strides of {strides} bytes; expected multiples of an element's {item}"
+        )
     return tuple(stride // item for stride in strides)
 
 
@@ -195,7 +200,7 @@ def _from_numpy(name: str, array: np.ndarray) -> Operand:
 
 def _from_cuda_array_interface(name: str, owner: object, interface: dict[str, Any]) -> Operand:
     if interface.get("mask") is not None:
-        raise InvalidArgument(f"{name} has a mask")
+        raise InvalidArgument(f"{name} has a mask; expected an array without one")
     typestr = interface["typestr"]
     dtype = np.dtype(typestr)
     shape = tuple(interface["shape"])

@@ -1,9 +1,11 @@
-"""The keyword arguments that the overloads of an operation share, for type checkers."""
+"""The keyword arguments that the overloads of an operation share, for type checkers and
+typing.get_type_hints."""
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from nf4._lora import Lora
 from nf4.typing import (
@@ -14,6 +16,11 @@ from nf4.typing import (
     Int4Layout,
     MemoryLike,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack
+else:
+    Unpack = getattr(typing, "Unpack", None)  # Python 3.10 has none, and keeps no overloads
 
 
 class Run(TypedDict, total=False):

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from nf4 import _call, _convert
 from nf4._operand import Operand, on_device, read
+from nf4._options import Quantize, Unpack
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, shown
 from nf4.info import scale_code
 from nf4.tensor import QuantizedTensor, sizes
 from nf4.typing import Array, ArrayLike, CudaStreamLike, FormatName, MemoryLike
 from nf4.weight import Weight, no_weight
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nf4._options import Quantize
 
 Into = TypeVar("Into", bound=QuantizedTensor[Any])
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 
 from nf4 import _call, _convert
 from nf4._operand import Operand, on_device, read
+from nf4._options import QuantizeInt4, Unpack
 from nf4._prepared import Prepared, prepare
 from nf4._quantize import QUANTIZE_NAMES, part_maker, require_agreement
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.int4 import Int4Tensor, int4_shapes, scales_dtype_of, shape_of
 from nf4.typing import Array, ArrayLike, CudaStreamLike, DTypeLike, Int4Layout, MemoryLike
 from nf4.weight import Packed, no_weight
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nf4._options import QuantizeInt4
 
 Into = TypeVar("Into", bound=Int4Tensor[Any])
 

@@ -155,7 +155,10 @@ class Int4Tensor(Weight[Packed]):
     def expert(self, index: int) -> Int4Tensor[Any]:
         """One weight of a stack, whose parts are arrays. Memory is shared."""
         if not self.is_stack:
-            raise InvalidArgument(f"the weight is of shape {self.shape}; expected a stack")
+            raise InvalidArgument(
+                f"the weight is of shape {self.shape}; expected a stack of "
+                "experts, (experts, rows, cols)"
+            )
         parts = {part.name: getattr(self, part.name)[index] for part in self.parts()}
         return dataclasses.replace(self, shape=self.shape[1:], **parts)
 

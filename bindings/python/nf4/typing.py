@@ -14,7 +14,6 @@ from typing import (
     SupportsIndex,
     TypeAlias,
     TypeVar,
-    Union,
     runtime_checkable,
 )
 
@@ -27,9 +26,6 @@ FormatName: TypeAlias = Literal["nf4", "fp4"]
 DTypeName: TypeAlias = Literal["fp32", "fp16", "bf16"]
 Int4Layout: TypeAlias = Literal["gptq", "gptq_v2", "awq", "compressed-tensors"]
 ScalesDTypeName: TypeAlias = Literal["fp16", "bf16"]
-
-# A name, or the dtype of numpy or torch that it stands for, such as np.float16.
-DTypeLike: TypeAlias = Union[DTypeName, np.dtype, type[np.generic], "torch.dtype"]
 
 
 @runtime_checkable
@@ -53,6 +49,19 @@ class SupportsCudaStream(Protocol):
     """A stream of cuda.core: a version and a cudaStream_t."""
 
     def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+class _TorchDType(Protocol):
+    """A torch.dtype, without torch: typing.get_type_hints finds its name here."""
+
+    @property
+    def is_floating_point(self) -> bool: ...
+    @property
+    def is_complex(self) -> bool: ...
+
+
+# A name, or the dtype of numpy or torch that it stands for, such as np.float16.
+DTypeLike: TypeAlias = DTypeName | np.dtype | type[np.generic] | _TorchDType
 
 
 class _TorchStream(Protocol):

@@ -188,19 +188,19 @@ def test_the_child_imports_nothing_from_the_working_directory(tmp_path, monkeypa
 
 
 def test_modules_decide_before_names():
-    model = _model(embed_proj=None, linear="FalconLinear, not replaced", out=None, lm_head=None)
+    model = _model(embed_proj=None, linear="FalconLinear, not nn.Linear", out=None, lm_head=None)
     chosen = Rules(model=model)
     assert chosen.dense_reason(_info("embed_proj.weight")) is None
-    assert chosen.dense_reason(_info("linear.weight")) == "FalconLinear, not replaced"
+    assert chosen.dense_reason(_info("linear.weight")) == "FalconLinear, not nn.Linear"
     assert chosen.dense_reason(_info("out.weight")) == "dense by transformers' default"
     assert chosen.dense_reason(_info("lm_head.weight")) == "output head"
     only = Rules(model=model, only=("linear", "out"))
-    assert only.dense_reason(_info("linear.weight")) == "FalconLinear, not replaced"
+    assert only.dense_reason(_info("linear.weight")) == "FalconLinear, not nn.Linear"
     assert only.dense_reason(_info("out.weight")) is None
 
 
 def test_the_skip_list_names_modules_of_the_model_and_what_no_file_holds():
-    chosen = Rules(model=_model(a=None, b=None, embedding="Embedding, not replaced"))
+    chosen = Rules(model=_model(a=None, b=None, embedding="Embedding, not nn.Linear"))
     dense = [_info("b.weight"), _info("embedding.weight")]
     entries = chosen.skip_modules(dense, ["a.weight"], ["ToyForCausalLM"])
     assert entries == ["model.b", "model.embedding", "tied"]

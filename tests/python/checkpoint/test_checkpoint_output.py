@@ -246,6 +246,16 @@ def test_impossible_sources_are_named(tmp_path, capsys):
     assert listing(tmp_path) == ["fifo"]
 
 
+@pytest.mark.parametrize(
+    ("source", "said"), [("owner/model-1.5B", True), ("here/model", False), ("model", False)]
+)
+def test_the_name_of_a_model_on_the_hub(source, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert main(["quantize", source, "out"]) == 4
+    assert (f"hf download {source} --local-dir model" in capsys.readouterr().err) is said
+
+
 def test_read_only_directory_is_named(capsys):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

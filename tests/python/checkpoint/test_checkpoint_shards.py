@@ -102,7 +102,7 @@ def test_verify_reads_the_other_tensors_of_such_shards(tmp_path):
 
 
 def test_directory_without_a_clear_choice_is_refused(tmp_path):
-    with pytest.raises(FormatError, match="none there"):
+    with pytest.raises(FormatError, match="no other safetensors file"):
         Checkpoint(tmp_path)
     for name in ("a.safetensors", "b.safetensors"):
         (tmp_path / name).write_bytes(raw_file("{}"))

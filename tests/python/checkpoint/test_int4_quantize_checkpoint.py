@@ -169,7 +169,10 @@ def test_nothing_to_quantize_is_said(tmp_path, capsys):
 WRONG = {
     "group size 0": (["--group-size", "0"], "group_size is 0; expected a multiple of 8, or -1"),
     "group size 12": (["--group-size", "12"], "group_size is 12"),
-    "blocksize": (["--blocksize", "64"], "--blocksize is not an option of --format int4"),
+    "blocksize": (
+        ["--blocksize", "64"],
+        "--blocksize is not an option of --format int4; it is one of nf4 and fp4",
+    ),
     "flat": (["--flat"], "--flat is not an option of --format int4"),
     "storage": (["--quant-storage", "uint8"], "--quant-storage is not an option"),
     "compute": (["--compute-dtype", "float16"], "--compute-dtype is not an option"),
@@ -197,7 +200,15 @@ def test_options_that_do_not_fit_are_wrong_usage(case, tmp_path, capsys):
 def test_options_of_integers_are_of_int4_alone(format, arguments, option, model, tmp_path, capsys):
     command = ["quantize", str(model), str(tmp_path / "q"), "--format", format, *arguments]
     assert main(command) == 2
-    assert f"{option} is not an option of --format {format}" in capsys.readouterr().err
+    expected = f"{option} is not an option of --format {format}; it is one of int4\n"
+    assert capsys.readouterr().err.endswith(expected)
+
+
+def test_options_of_another_format_are_refused_in_python():
+    with pytest.raises(OptionError, match='symmetric is False, but format "fp4" has none'):
+        QuantizeOptions(format="fp4", symmetric=False)
+    with pytest.raises(OptionError, match='nested is False, but format "int4" has none'):
+        QuantizeOptions(format="int4", nested=False)
 
 
 def test_the_layout_is_checked_in_python(tmp_path):

@@ -138,7 +138,7 @@ def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path, monkeypa
         patch.chdir(tmp_path)
         result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
     assert result.chosen_by.startswith("the modules of SiglipVisionModel (transformers ")
-    assert result.left_dense["NonDynamicallyQuantizableLinear, not replaced"] == 1
+    assert result.left_dense["NonDynamicallyQuantizableLinear, not nn.Linear"] == 1
     request.getfixturevalue("in_process")
     assert audit(str(tmp_path / "q"))[1] == []
     names = _linear4bit(tmp_path / "q")
@@ -156,7 +156,7 @@ def test_verify_finds_what_transformers_does_not_load(tmp_path, monkeypatch, in_
         assert audit(str(tmp_path / "q"))[1] == []
     (finding,) = audit(str(tmp_path / "q"))[1]
     assert finding.severity == "fault" and finding.tensor.endswith("position_embedding.weight")
-    assert finding.reason == "transformers does not load it: Embedding, not replaced"
+    assert finding.reason == "transformers does not load it: Embedding, not nn.Linear"
     config = json.loads((tmp_path / "q" / "config.json").read_text())
     entries = config["quantization_config"]["llm_int8_skip_modules"]
     entries.remove(next(entry for entry in entries if entry.endswith("layers.0.mlp.fc2")))

@@ -85,7 +85,7 @@ def test_too_many_threads_is_usage(model, tmp_path, capsys):
 
 def test_pattern_that_names_nothing_is_usage(model, tmp_path, capsys):
     assert main(["quantize", str(model), str(tmp_path / "q"), "--skip", "layer.0"]) == 2
-    assert "--skip or --only names no tensor: 'layer.0'" in capsys.readouterr().err
+    assert "skip or only: no module matches 'layer.0'" in capsys.readouterr().err
     assert helpers.listing(tmp_path) == ["model"]
 
 

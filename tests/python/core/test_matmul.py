@@ -187,7 +187,7 @@ FAULTS = {
     "x is of shape (2, 2, 64) and strides (192, 64, 1); expected": {
         "x": numbers(0, (2, 3, COLS))[:, :2]
     },
-    "x has strides of (258, 4) bytes, for elements of 4": {
+    "x has strides of (258, 4) bytes; expected multiples of an element's 4": {
         "x": np.ndarray((3, COLS), np.float32, np.zeros(1024, np.uint8), strides=(258, 4))
     },
     "the number of rows of x is 1180591620717411303424; expected a 64-bit integer": {

@@ -42,7 +42,7 @@ def test_numpy_dtypes(dtype):
 
 @pytest.mark.parametrize("view", [MATRIX.T, MATRIX[:, 1:], MATRIX[::2]])
 def test_numpy_that_is_not_contiguous(view):
-    refused(view, "thing is not contiguous in row-major order")
+    refused(view, "thing is not contiguous in row-major order; expected memory without gaps")
 
 
 @pytest.mark.parametrize("view", [MATRIX[1:], MATRIX[1:2, 1:], MATRIX[:0].T])
@@ -86,7 +86,7 @@ def test_cuda_array_interface_strides(shape, strides, contiguous):
 
 
 def test_cuda_array_interface_faults():
-    refused(CudaArray(4096, "fp32", 3, mask=object()), "thing has a mask")
+    refused(CudaArray(4096, "fp32", 3, mask=object()), "thing has a mask; expected an array")
     refused(CudaArray(4096, "nonsense", 3), "thing: TypeError")
     refused(CudaArray(-1, "fp32", 3), "thing is -1; expected an address")
     incomplete = CudaArray(4096, "fp32", 3)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import get_args
 
@@ -43,6 +44,14 @@ def test_every_argument_has_a_type(name):
     for annotation in [*annotations, signature.return_annotation]:
         assert annotation is not inspect.Signature.empty
         assert not re.search(r"\bAny\b", re.sub(r"\b(\w+Tensor|Weight)\[Any\]", "", annotation))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_types_can_be_read_at_run_time(name):
+    """Python 3.10 keeps no overloads."""
+    function = getattr(nf4, name)
+    for each in [function, *getattr(typing, "get_overloads", lambda _: [])(function)]:
+        assert set(typing.get_type_hints(each)) == {*inspect.signature(each).parameters, "return"}
 
 
 def test_there_are_functions():

@@ -242,7 +242,7 @@ def test_one_stack_of_two_is_refused(tmp_path):
     ("options", "message"),
     [
         ({"blocksize": 4096, "skip": ("*gate_up_proj",)}, "both or neither"),
-        ({"skip": ("*down_prj",)}, "names no tensor"),
+        ({"skip": ("*down_prj",)}, "no module matches"),
         ({"format": "int4"}, "experts is True"),
     ],
 )

@@ -4,6 +4,7 @@ checkpoint, to the byte; transformers and nf4.torch.load load it; one layer at a
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import json
 import weakref
 
@@ -14,7 +15,7 @@ import torch_cases
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded", "in_process")]
 torch_cases.require("torch", "transformers")
 
-import nf4.torch  # noqa: E402
+import nf4.torch.distributed  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from nf4.checkpoint import QuantizeOptions, quantize_checkpoint  # noqa: E402
@@ -265,11 +266,19 @@ REFUSED = {
         lambda: with_offloaded_head(llama()),
         {"device": "cpu"},
     ),
-    "names no tensor: 'absent'": (llama, {"skip": ["absent"]}),
+    "no module matches 'absent'": (llama, {"skip": ["absent"]}),
     "skip is 'lm_head'": (llama, {"skip": "lm_head"}),
     "no layer that may": (llama, {"skip": ["model"]}),
     "format is 'int8'": (llama, {"format": "int8"}),
     "layout is 'marlin'": (llama, {"format": "int4", "layout": "marlin"}),
+    'group_size is 32, but format "nf4" has none; expected format "int4"': (
+        llama,
+        {"group_size": 32},
+    ),
+    'blocksize is 32, but format "int4" has none; expected format "nf4" or "fp4"': (
+        llama,
+        {"format": "int4", "blocksize": 32},
+    ),
     "group_size is 12": (llama, {"format": "int4", "group_size": 12}),
     "blocksize": (llama, {"blocksize": 48}),
     "compute_dtype": (llama, {"compute_dtype": "int8"}),
@@ -285,6 +294,16 @@ def test_what_is_refused_changes_nothing(said):
     with pytest.raises(nf4.InvalidArgument, match=said):
         quantize_model(model, **options)
     assert dict(model.named_modules()) == before
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda folder: quantize_model(llama()), nf4.torch.load, nf4.torch.distributed.empty_model],
+)
+def test_a_transformers_that_is_too_old_is_named(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "4.57.1")
+    with pytest.raises(ImportError, match=r"transformers 5\.0 or later, and transformers 4\.57\.1"):
+        call(tmp_path)
 
 
 def test_numbers_that_are_not_finite_can_be_allowed():

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
+from nf4._versions import OLDEST_TRANSFORMERS
 from nf4.checkpoint.stacks import Stack, parameter_of
 
 ANSWER_MARK = "nf4-model: "
@@ -28,8 +29,6 @@ _TIME_LIMIT, _CPU_LIMIT = 1200, 240
 _MEMORY_LIMIT = 8 << 30
 _OUTPUT_LIMIT = 256 << 20
 _PROGRAM = os.path.join(os.path.dirname(__file__), "model_process.py")
-# The first version with transformers.core_model_loading, which meta_model.py uses.
-_OLDEST_TRANSFORMERS = 5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -139,9 +138,9 @@ def _require_packages() -> None:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
         raise UnknownModel("transformers is not installed, though its folder is there") from None
-    if int(version.partition(".")[0]) < _OLDEST_TRANSFORMERS:
+    if int(version.partition(".")[0]) < OLDEST_TRANSFORMERS:
         raise UnknownModel(
-            f"transformers {version} is installed; {_OLDEST_TRANSFORMERS}.0 or later decides by "
+            f"transformers {version} is installed; {OLDEST_TRANSFORMERS}.0 or later decides by "
             "the modules of the model"
         )
 

@@ -19,6 +19,8 @@ MAX_TENSORS = 500_000
 # The most dimensions that every numpy has.
 MAX_RANK = 32
 _PREFIX_BYTES = 8
+# What a clone without Git LFS has in place of a large file.
+_LFS_POINTER = b"version https://git-lfs"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ class TensorSpec:
         return math.prod(self.shape) * BITS[self.dtype] // 8
 
 
+def _no_header(prefix: bytes, length: int) -> str:
+    if _LFS_POINTER.startswith(prefix):
+        return "this is a pointer of Git LFS; expected the file itself, as git lfs pull fetches it"
+    return f"not a safetensors file: its header length {length} is over {MAX_HEADER_BYTES}"
+
+
 def header_length(prefix: bytes, file_size: int, path: str) -> int:
     """Returns the header's length from the first 8 bytes of a file of `file_size` bytes."""
     if len(prefix) < _PREFIX_BYTES:
@@ -63,7 +71,7 @@ def header_length(prefix: bytes, file_size: int, path: str) -> int:
     if length == 0:
         raise FormatError(path, "header length 0")
     if length > MAX_HEADER_BYTES:
-        raise FormatError(path, f"header length {length} is over {MAX_HEADER_BYTES}")
+        raise FormatError(path, _no_header(prefix, length))
     if length > file_size - _PREFIX_BYTES:
         raise FormatError(path, f"header length {length} is past the end of {file_size} bytes")
     return length

@@ -173,7 +173,7 @@ class LoadPlan:
         if module not in self.linear:
             owner = self.modules.get(target.rpartition(".")[0])
             kind = type(owner).__name__
-            return "kept dense by transformers" if kind in _REPLACED else f"{kind}, not replaced"
+            return "kept dense by transformers" if kind in _REPLACED else f"{kind}, not nn.Linear"
         if module in self.tied:
             return "tied"
         if tuple(parameter.shape) != tuple(shape):

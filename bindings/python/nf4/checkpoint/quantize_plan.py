@@ -26,6 +26,9 @@ from nf4.checkpoint.rules import (
 from nf4.checkpoint.stacks import Stack
 from nf4.checkpoint.weights import Weight
 
+_OF_BITSANDBYTES = ("blocksize", "nested", "storage")
+_OF_INTEGERS = ("layout", "group_size", "symmetric")
+
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeOptions:
@@ -68,12 +71,26 @@ class QuantizeOptions:
     experts: bool = False
 
     def __post_init__(self) -> None:
+        self._check_uses()
         if self.format == "int4":
             self._check_integers()
         for name in ("skip", "only"):
             value = getattr(self, name)
             if isinstance(value, str):
                 raise OptionError(f"{name} is {value!r}; expected a tuple of patterns")
+
+    def _check_uses(self) -> None:
+        """Raises OptionError for an option of another format, which would be ignored."""
+        for_integers = self.format == "int4"
+        expected = '"nf4" or "fp4"' if for_integers else '"int4"'
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            unused = _OF_BITSANDBYTES if for_integers else _OF_INTEGERS
+            if field.name in unused and value != field.default:
+                raise OptionError(
+                    f'{field.name} is {value!r}, but format "{self.format}" has none; expected '
+                    f"format {expected}"
+                )
 
     def _check_integers(self) -> None:
         if self.experts:
@@ -95,7 +112,11 @@ def dense_reasons(
     stacks = [name for stack in known for name in (stack.name, stack.parameter)]
     unknown = rules.unmatched([*map(module_of, dense), *stacks])
     if unknown:
-        raise OptionError(f"--skip or --only names no tensor: {', '.join(map(repr, unknown))}")
+        patterns = ", ".join(map(repr, unknown))
+        raise OptionError(
+            f"skip or only: no module matches {patterns}; expected whole parts of a module's name, "
+            f"such as lm_head, or a glob over the whole name"
+        )
     reasons = {name: rules.dense_reason(info) for name, info in dense.items()}
     if options.format != "int4":
         return reasons

@@ -21,6 +21,7 @@ INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_NAME = "model" + INDEX_SUFFIX
 SINGLE_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
+_NO_OTHER = "no other safetensors file (weights in .bin, .pt or .gguf are not read)"
 # The tools of GPTQ, AWQ, AutoRound and ModelOpt write these files beside config.json. They say how
 # the checkpoint was quantized.
 QUANTIZATION_NAMES = (
@@ -54,7 +55,7 @@ def _weights_of_directory(path: str) -> str:
     found = found or [n for n in names if n.endswith(".safetensors")]
     if len(found) == 1:
         return os.path.join(path, found[0])
-    problem = f"several to choose from: {', '.join(found)}" if found else "none there"
+    problem = f"several to choose from: {', '.join(found)}" if found else _NO_OTHER
     raise FormatError(path, f"no {SINGLE_NAME} or {INDEX_NAME}, and {problem}")
 
 

@@ -377,10 +377,15 @@ def refuse_overlap(source: str | os.PathLike[str], destination: str | os.PathLik
     if not same and os.path.exists(real_source) and os.path.exists(real_destination):
         same = os.path.samefile(real_source, real_destination)
     if same:
-        raise OutputRefused(f"{os.fspath(destination)}: the output is the input")
+        raise OutputRefused(
+            f"{os.fspath(destination)}: the output is the input; expected another path"
+        )
     common = os.path.commonpath([real_source, real_destination])
     if common == real_destination or (common == real_source and os.path.isdir(real_source)):
-        raise OutputRefused(f"{os.fspath(destination)}: one of output and input is in the other")
+        raise OutputRefused(
+            f"{os.fspath(destination)}: the output and the input are one inside the "
+            "other; expected an output beside the input"
+        )
 
 
 def refuse_reading_from(destination: str | os.PathLike[str], paths: Iterable[str]) -> None:

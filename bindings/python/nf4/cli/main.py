@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
@@ -28,6 +29,7 @@ from nf4.cli.console import (
 )
 from nf4.cli.exits import EPILOG, Exit
 
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _COMMANDS = (quantize, dequantize, convert, inspect, verify, doctor)
 
 
@@ -79,7 +81,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _os_error_text(error: OSError) -> str:
     reason = error.strerror or str(error)
-    return f"{os.fsdecode(error.filename)}: {reason}" if error.filename else reason
+    if not error.filename:
+        return reason
+    path = os.fsdecode(error.filename)
+    if isinstance(error, FileNotFoundError) and _is_hub_name(path):
+        reason += f"; for a model of the Hugging Face Hub: hf download {path} --local-dir model"
+    return f"{path}: {reason}"
+
+
+def _is_hub_name(path: str) -> bool:
+    """Tells if a path that does not exist looks like owner/model."""
+    return _HUB_NAME.fullmatch(path) is not None and not os.path.isdir(os.path.dirname(path))
 
 
 def _stdout_failed(error: StdoutError) -> int:

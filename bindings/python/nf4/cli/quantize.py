@@ -140,9 +140,13 @@ def _chosen(args: argparse.Namespace) -> dict[str, Any]:
     format."""
     options = _OF_INTEGERS | _OF_BITSANDBYTES
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
-    for name, option in (_OF_BITSANDBYTES if args.format == "int4" else _OF_INTEGERS).items():
+    for_integers = args.format == "int4"
+    for name, option in (_OF_BITSANDBYTES if for_integers else _OF_INTEGERS).items():
         if name in given:
-            raise OptionError(f"{option} is not an option of --format {args.format}")
+            others = "nf4 and fp4" if for_integers else "int4"
+            raise OptionError(
+                f"{option} is not an option of --format {args.format}; it is one of {others}"
+            )
     return given
 
 

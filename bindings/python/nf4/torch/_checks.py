@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from nf4 import _convert, _torch
+from nf4._versions import OLDEST_TRANSFORMERS
 from nf4.errors import InvalidArgument, kind_of
 from nf4.typing import DTypeLike
 
@@ -23,6 +25,19 @@ def torch_dtype(dtype: DTypeLike, argument: str = "dtype") -> torch.dtype:
     if isinstance(dtype, str) and dtype in _BY_NAME:  # torch.compile can trace this
         return _BY_NAME[dtype]
     return _BY_NAME[_convert.dtype_name(dtype, argument)]
+
+
+def require_transformers() -> None:
+    """Raises ImportError for a transformers in which models cannot be looked up."""
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return  # importing it says so
+    if int(version.partition(".")[0]) < OLDEST_TRANSFORMERS:
+        raise ImportError(
+            f"this function needs transformers {OLDEST_TRANSFORMERS}.0 or later, and transformers "
+            f"{version} is installed; pip install -U transformers gets one"
+        )
 
 
 def require_tensor(name: str, given: object) -> None:

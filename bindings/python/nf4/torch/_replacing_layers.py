@@ -72,7 +72,10 @@ def made_of(name: str, layer: nn.Module, make: Maker) -> nn.Module:
                 "parallelize_module(model, mesh, nf4.torch.distributed.plan_of(model))"
             )
         if _foreign_int4.has_own_forward(layer) and not hasattr(layer, _ACCELERATE):
-            raise InvalidArgument("the layer has a forward of its own, which would be lost")
+            raise InvalidArgument(
+                "the layer has a forward of its own, which would be lost; expected that of its "
+                "class: del layer.forward removes the other"
+            )
         return make(layer)
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: {error}") from None

@@ -14,7 +14,7 @@ from nf4.checkpoint.quantization import config_path
 from nf4.checkpoint.stacks import is_stack
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
-from nf4.torch._checks import torch_dtype
+from nf4.torch._checks import require_transformers, torch_dtype
 from nf4.torch._model_source import require_no_adapter
 from nf4.torch.modules.base import torch_device
 from nf4.typing import DTypeLike
@@ -54,8 +54,11 @@ def load(
     """
     wanted = "auto" if dtype is None else torch_dtype(dtype)
     moved_to = torch_device(device)
+    require_transformers()
     if not os.path.isdir(path):
-        raise InvalidArgument(f"path is {os.fspath(path)!r}; expected a directory with config.json")
+        raise InvalidArgument(
+            f"path is {os.fspath(path)!r}; expected a local directory with config.json"
+        )
     require_no_adapter(path)
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
@@ -90,9 +93,10 @@ def _integer_weights(
     others = [name for name, each in found.weights.items() if not isinstance(each, Int4Weight)]
     if others or not found.weights:
         has = f"{others[0]} is not of integers" if others else "it has no quantized weights"
+        instead = "" if others else ", and quantize_model then quantizes it"
         reason = (
-            f"{has}; load is for GPTQ, AWQ, compressed-tensors and experts, transformers' "
-            "from_pretrained for bitsandbytes"
+            f"{has}; expected GPTQ, AWQ, compressed-tensors or experts in 4 bits: transformers' "
+            f"from_pretrained loads this checkpoint{instead}"
         )
         raise FormatError(config_path(checkpoint), reason)
     act_order = set()

@@ -18,7 +18,7 @@ from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _siblings, functional
-from nf4.torch._checks import require_finite, torch_dtype
+from nf4.torch._checks import require_finite, require_transformers, torch_dtype
 from nf4.torch._replacing_layers import is_in_4_bits, made_of, take_along
 from nf4.torch.experts import quantize_stack, save_as_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _FORMATS = ("nf4", "fp4", "int4")
+_QUANTIZED = (
+    "model is quantized already; expected a dense one, as to_dense(model) makes it: convert(model) "
+    "takes the layers of bitsandbytes and GPTQ as they are"
+)
 
 
 def quantize_model(
@@ -150,12 +154,15 @@ _unfinished: weakref.WeakKeyDictionary[nn.Module, _Plan] = weakref.WeakKeyDictio
 
 def _plan(model: PreTrainedModel, options: QuantizeOptions) -> _Plan:
     if any(map(is_in_4_bits, model.modules())):
-        raise InvalidArgument("model is quantized already; expected a dense one")
+        raise InvalidArgument(_QUANTIZED)
     from nf4.torch import _dense_model  # which imports transformers
 
     modules, stacks, config = _dense_model.choose(model, options)
     if not modules and not stacks:
-        raise InvalidArgument("model has no layer that may become 4-bit")
+        raise InvalidArgument(
+            "model has no layer that may become 4-bit: embeddings, output heads, routers, experts "
+            "and what skip names stay dense"
+        )
     return _Plan(options, modules, [stack.parameter for stack in stacks], config)
 
 
@@ -192,6 +199,7 @@ def _require_loaded(model: nn.Module) -> None:
 
 
 def _require_model(model: nn.Module) -> None:
+    require_transformers()
     kind = getattr(sys.modules.get("transformers"), "PreTrainedModel", None)
     if kind is None or not isinstance(model, kind):
         raise InvalidArgument(
@@ -199,7 +207,7 @@ def _require_model(model: nn.Module) -> None:
             f"NF4Linear.from_linear quantizes a layer of any model"
         )
     if getattr(model.config, "quantization_config", None) is not None:
-        raise InvalidArgument("model is quantized already; expected a dense one")
+        raise InvalidArgument(_QUANTIZED)
 
 
 def _check_stack(model: nn.Module, name: str, allow_nonfinite: bool) -> None:

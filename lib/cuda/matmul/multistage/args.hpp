@@ -30,7 +30,7 @@ struct MultistageArgsOf {
   TileSchedule schedule;
   uint64_t *flags;     // of each CTA: the signature, once its partial sums are stored
   uint64_t signature;  // this launch's own
-  float4 *partials;    // partial sums that CTAs store for others
+  float *partials;     // partial sums that CTAs store for others
   bool scale_pairs;    // scales may be loaded for two K-tiles at once
   bool y_vectors;      // four neighbours in y may be stored at once
 };

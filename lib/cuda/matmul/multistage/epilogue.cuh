@@ -79,7 +79,8 @@ class StreamKReduction {
 
  private:
   __device__ __forceinline__ float4 *partials(int cta) const {
-    return args_.partials + int64_t{cta} * (2 * MTiles * kMultistageThreads) + threadIdx.x;
+    return reinterpret_cast<float4 *>(args_.partials) +
+           int64_t{cta} * (2 * MTiles * kMultistageThreads) + threadIdx.x;
   }
   __device__ __forceinline__ Flag flag(int cta) const {
     return Flag(args_.flags[cta * MatmulWorkspace::kFlags]);

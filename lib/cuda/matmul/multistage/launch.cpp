@@ -74,8 +74,8 @@ cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblem &p
                  args.schedule);
   args.flags = static_cast<uint64_t *>(problem.workspace);
   args.signature = next_signature();
-  args.partials = reinterpret_cast<float4 *>(static_cast<uint8_t *>(problem.workspace) +
-                                             workspace.flags_bytes());
+  args.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(problem.workspace) +
+                                            workspace.flags_bytes());
   args.scale_pairs = has_scale_pairs(problem.weight);
   args.y_vectors = is_multiple(matmul.y, 8) && (matmul.m == 1 || matmul.y_stride % 4 == 0);
   const auto &kernels = kernels_of<MultistageKernels>(*target.family).of;

@@ -95,10 +95,10 @@ def _is_target(name: str, targets: Iterable[str]) -> bool:
     return any(f".{name}".endswith(f".{target}") for target in targets)
 
 
-def warn_of(original: Callable[..., Any], unknown: str) -> Callable[..., Any]:
-    """Wraps _inject_parameters to warn, for a PEFT with an unknown function. All functions are then
-    left alone, and PEFT skips 4-bit experts, because they are not parameters. The wrapper passes
-    any arguments on."""
+def warn_of(original: Callable[..., Any], unknown: str, known: str) -> Callable[..., Any]:
+    """Wraps _inject_parameters to warn, for a PEFT with an unknown function. known: the version
+    whose functions are known. All functions are then left alone, and PEFT skips 4-bit experts,
+    because they are not parameters. The wrapper passes any arguments on."""
 
     @functools.wraps(original)
     def _inject_parameters(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,8 @@ def warn_of(original: Callable[..., Any], unknown: str) -> Callable[..., Any]:
             for name, module in model.named_modules():
                 if isinstance(module, NF4Experts) and _is_target(name, targets):
                     warnings.warn(
-                        f"{name} gets no adapter: libnf4 does not know {unknown} of this PEFT",
+                        f"{name} gets no adapter: libnf4 does not know {unknown} of this PEFT; "
+                        f"expected PEFT {known}",
                         stacklevel=2,
                     )
                     return original(self, *args, **kwargs)

@@ -33,6 +33,7 @@ KNOWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     MODEL: {"PeftModel.get_nb_trainable_parameters": ("0ac0ba5f0a3bc865",)},
     MIXED_MODEL: {"PeftMixedModel.get_nb_trainable_parameters": ("e51800f0672cc812",)},
 }
+EXPERTS_CHECKED = "0.21.2"
 # The functions of target_parameters, by module. All of them are replaced, or none.
 EXPERTS: Mapping[str, Mapping[str, str]] = {
     LINEAR: {
@@ -88,7 +89,7 @@ def replace_experts(replaced: list[Replaced], left_alone: list[str]) -> None:
     if unknown:
         tuner = found(sys.modules[_TUNERS], "BaseTuner")
         if callable(found(tuner, _INJECT)):
-            ours = experts.warn_of(found(tuner, _INJECT), unknown[0])
+            ours = experts.warn_of(found(tuner, _INJECT), unknown[0], EXPERTS_CHECKED)
             replaced.append(Replaced.by(f"{_TUNERS}.BaseTuner.{_INJECT}", tuner, ours))
         return
     for module, name, _ in methods:

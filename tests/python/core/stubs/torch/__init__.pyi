@@ -4,7 +4,9 @@ class device:
     type: str
     index: int | None
 
-class dtype: ...
+class dtype:
+    is_floating_point: bool
+    is_complex: bool
 
 float16: dtype
 
