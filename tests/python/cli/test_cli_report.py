@@ -297,8 +297,8 @@ def test_doctor_shows_a_gpu(monkeypatch, capsys):
         {**doctor._gpus(device(0))[0], "timed": False, "fused_rows": {"nf4": 0, "int4": 16}}
     )
     assert "NF4 and FP4 by dequantize and a dense product; integers" in presumed[-2]
-    rows = {"fused_rows": {"nf4": 64, "int4": 16}, "fused_from": {"nf4": 9, "int4": 1}}
-    between = doctor._gpu_lines({**doctor._gpus(device(0))[0], **rows})
+    limits = {"fused_rows": {"nf4": 64, "int4": 16}, "fused_from": {"nf4": 9, "int4": 1}}
+    between = doctor._gpu_lines({**doctor._gpus(device(0))[0], **limits})
     way = "NF4 and FP4 by libnf4's kernels from 9 to 64 rows of x, otherwise dequantize and a dense"
     assert f"{way} product; integers" in between[-2]
     assert presumed[-1].endswith("presumed, because libnf4 has not been timed on GPUs of this kind")
