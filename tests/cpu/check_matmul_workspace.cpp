@@ -33,7 +33,8 @@ size_t workspace_bytes(int64_t rows, int64_t cols, int64_t m, nf4_dtype dtype, i
 }  // namespace
 
 TEST_CASE("the workspace of matmul keeps its sizes", "[matmul]") {
-  // The multistage kernels need most where 192 CTAs share tiles, the wgmma kernels in small weights.
+  // The multistage kernels need most where 192 CTAs share tiles, the wgmma kernels in small
+  // weights.
   constexpr size_t kFlags = 192 * 16 * 8, kTile = 128 * 256 * 4;
   CHECK(workspace_bytes(14336, 4096, 8, NF4_DTYPE_BF16, 64) == 0);
   CHECK(workspace_bytes(14336, 4096, 9, NF4_DTYPE_BF16, 64) == kFlags + 192 * 16 * 256 * 4);
