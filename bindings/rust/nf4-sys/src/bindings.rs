@@ -172,8 +172,8 @@ rounded to that dtype*/
     pub b_stride: i64,
     /** output [m, rank], contiguous, in the dtype of nf4_matmul_args:
 x A^T, or dy B in the gradient, without the scale. The
-gradients of B and A need it. NULL: not wanted. The CPU
-functions need it*/
+gradients of B and A need it. On a GPU it may be NULL, if it
+is not wanted; the CPU functions refuse NULL*/
     pub product: *mut ::core::ffi::c_void,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -213,10 +213,10 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct nf4_matmul_args {
-    /// sizeof(nf4_matmul_args), or 64: without lora
+    /// sizeof(nf4_matmul_args), or 64 if it ends before lora
     pub struct_size: usize,
-    /** of x, bias and y; on a GPU, fp32 needs an nf4_tensor and, but
-in nf4_matmul_grad_launch, m <= 16*/
+    /** of x, bias and y. On a GPU, fp32 needs an nf4_tensor and m <= 16;
+nf4_matmul_grad_launch takes any m*/
     pub dtype: nf4_dtype,
     /// 0
     pub reserved: i32,
@@ -401,7 +401,8 @@ pub struct nf4_grouped_args {
     pub struct_size: usize,
     /// of x, bias and y; on a GPU fp16 or bf16
     pub dtype: nf4_dtype,
-    /// E >= 0; divides the rows of an nf4_tensor, which are 0 if E is
+    /** E >= 0; divides the rows of an nf4_tensor, which has none if E
+is 0*/
     pub experts: i32,
     /// rows of y: 0..2^31-1
     pub m: i64,
@@ -485,7 +486,9 @@ const _: () = {
  columns whose g_idx is g. There are G = cols / group_size groups.
 
  A 32-bit word has eight codes; code i is in bits 4 i to 4 i + 3. The words of codes and of
- zeros, and the scales, lie as in checkpoints, row-major:
+ zeros, and the scales, lie as in checkpoints, row-major. r and c are the row and the column of
+ a word in its matrix; the codes of a word of packed differ in k, a column of the weight, or in n,
+ a row of the weight:
    layout               packed             code i of a word     zeros           scales
    GPTQ                 [K / 8][N]         k = 8 r + i          [G][ceil(N/8)]  [G][N]
    AWQ                  [K][N / 8]         n = 8 c + order[i]   [G][N / 8]      [G][N]
@@ -636,7 +639,7 @@ pub struct nf4_device {
     pub multiprocessors: i32,
     /// CUDA version of the driver, 13000 for 13.0; 0: none
     pub driver_version: i32,
-    /// CUDA version that the library was built with
+    /// CUDA version that the library was built with, as above
     pub runtime_version: i32,
     pub reserved: i32,
     pub memory_bytes: i64,
@@ -860,8 +863,8 @@ functions! {
  args->x is dy, and x_stride is at least rows; args->y is dx, and y_stride is at least cols;
  bias is NULL. With a lora, dx = dy W + scale p A, and p = dy B. Everything else is as in the
  functions above with rows and cols exchanged: dx is empty if m or cols is 0, and 0 if rows
- is 0. In 16 bits the entries times the scale may be rounded to the dtype, after errors of up
- to three eighths of that rounding. fp32 may have any m.
+ is 0. In 16 bits the entries times the scale may be rounded to the dtype; before that they may
+ be off by up to three eighths of its rounding error. fp32 may have any m.
 
  INVALID_ARGUMENT: the cases of those functions; bias is not NULL.*/
     pub fn nf4_matmul_grad_workspace_size(
