@@ -227,7 +227,7 @@ def test_a_model_of_another_shape(tmp_path):
 
 
 def test_bad_arguments(tmp_path):
-    with pytest.raises(InvalidArgument, match="expected a directory"):
+    with pytest.raises(InvalidArgument, match="expected a local directory"):
         empty_model(tmp_path / "none")
     with pytest.raises(InvalidArgument, match="model is of type types.SimpleNamespace"):
         load_checkpoint(SimpleNamespace(), tmp_path)

@@ -192,7 +192,7 @@ def test_a_dense_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"path": "no/such/folder"}, "expected a directory"),
+        ({"path": "no/such/folder"}, "expected a local directory"),
         ({"path": ".", "dtype": "int8"}, "dtype is 'int8'"),
         ({"path": ".", "device": "abacus"}, "device is 'abacus'"),
     ],

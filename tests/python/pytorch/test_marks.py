@@ -150,7 +150,7 @@ def test_dequantize_of_transformers_is_to_dense(tmp_path, name):
     model.save_pretrained(tmp_path / "again")
     config = json.loads((tmp_path / "again/config.json").read_text())
     assert "quantization_config" not in config
-    assert quantize_model(model, **({"group_size": 32} if name == "integers" else {}))
+    assert quantize_model(model, **(INTEGERS if name == "integers" else {}))
 
 
 @pytest.mark.parametrize("options", [{}, INTEGERS])
