@@ -18,6 +18,10 @@ _CPU_OPERATION = {"core", "shared", "header", "cpu", "cpu/weight", "cpu/kernels"
 _BACKEND = _CPU_OPERATION | {"cpu/backend.hpp", "cpu/dequant", "cpu/quantize", "cpu/matmul"}
 _BELOW_CUDA = {"core", "shared", "header", "cuda"}
 _OPERATION = _BELOW_CUDA | {"cuda/ptx", "cuda/runtime", "cuda/weight"}
+_PRODUCTS = {
+    "cuda/matmul",
+    *(f"cuda/matmul/{kernel}" for kernel in ("skinny", "mma", "multistage", "wgmma")),
+}
 MAY_INCLUDE = {
     "core": {"core", "header"},
     "shared": {"shared", "header"},
@@ -40,42 +44,14 @@ MAY_INCLUDE = {
     "cuda/quantize": _OPERATION | {"cuda/quantize"},
     "cuda/permute": _OPERATION | {"cuda/permute"},
     "cuda/lora": _OPERATION | {"cuda/lora"},
-    "cuda/matmul": _OPERATION
-    | {"cuda/lora", "cuda/permute"}
-    | {
-        "cuda/matmul",
-        "cuda/matmul/skinny",
-        "cuda/matmul/mma",
-        "cuda/matmul/multistage",
-        "cuda/matmul/wgmma",
-    },
-    "cuda/matmul_grad": _OPERATION
-    | {"cuda/lora", "cuda/matmul_grad"}
-    | {
-        "cuda/matmul",
-        "cuda/matmul/skinny",
-        "cuda/matmul/mma",
-        "cuda/matmul/multistage",
-        "cuda/matmul/wgmma",
-    },
+    "cuda/matmul": _OPERATION | {"cuda/lora", "cuda/permute"} | _PRODUCTS,
+    "cuda/matmul_grad": _OPERATION | {"cuda/lora", "cuda/matmul_grad"} | _PRODUCTS,
     "cuda/matmul_grouped": _OPERATION
     | {"cuda/lora", "cuda/matmul_grad", "cuda/matmul_grouped"}
-    | {
-        "cuda/matmul",
-        "cuda/matmul/skinny",
-        "cuda/matmul/mma",
-        "cuda/matmul/multistage",
-        "cuda/matmul/wgmma",
-    },
+    | _PRODUCTS,
     "cuda/kinds": _OPERATION
     | {"cuda/lora", "cuda/matmul_grad", "cuda/matmul_grouped", "cuda/kinds"}
-    | {
-        "cuda/matmul",
-        "cuda/matmul/skinny",
-        "cuda/matmul/mma",
-        "cuda/matmul/multistage",
-        "cuda/matmul/wgmma",
-    },
+    | _PRODUCTS,
     "cuda/matmul/skinny": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/skinny"},
     "cuda/matmul/mma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/mma"},
     "cuda/matmul/multistage": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/multistage"},

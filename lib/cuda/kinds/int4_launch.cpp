@@ -47,12 +47,6 @@ cudaError_t run_mma(const MatmulTarget &target, const Int4MatmulProblem &problem
   return launch_mma(target, kernels.mma[dtype][layout][by_column], args);
 }
 
-// There are no such kernels.
-cudaError_t run_multistage(const MatmulTarget &, const Int4MatmulProblem &, const Int4MatmulArgs &,
-                           int) {
-  return cudaErrorInvalidDeviceFunction;
-}
-
 cudaError_t run_skinny(const MatmulTarget &target, const Int4MatmulProblem &problem,
                        const Int4MatmulArgs &args, int config) {
   if (const cudaError_t error = allow_skinny(*target.family, target.device)) return error;

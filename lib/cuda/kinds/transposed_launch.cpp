@@ -27,11 +27,6 @@ cudaError_t run_mma(const MatmulTarget &target, const GradProblem &problem,
   return launch_mma(target, kernel, args);
 }
 
-// There are no such kernels.
-cudaError_t run_multistage(const MatmulTarget &, const GradProblem &, const MatmulArgs &, int) {
-  return cudaErrorInvalidDeviceFunction;
-}
-
 cudaError_t run_skinny(const MatmulTarget &target, const GradProblem &problem,
                        const MatmulArgs &args, int config) {
   return launch_grad_skinny(target, problem, args, config);

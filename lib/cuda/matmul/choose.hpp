@@ -129,9 +129,9 @@ auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostM
                    Load load, MatmulChoice &choice) {
   using Error = decltype(load(gpu));
   choice.config = choose_skinny(problem, gpu, model);
-  const int multistage = multistage_config(problem.m);
-  if (choice.config == kMma64x64 && !gpu.wgmma && multistage_can_run(problem, gpu, multistage))
-    choice.config = multistage;
+  if (choice.config == kMma64x64 && !gpu.wgmma)
+    if (const int config = multistage_config(problem.m); multistage_can_run(problem, gpu, config))
+      choice.config = config;
   if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8 ||
       (choice.config == kSkinny16 && skinny16_always_wins(problem.weight)) ||
       problem.dtype == NF4_DTYPE_FP32)

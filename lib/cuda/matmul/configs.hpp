@@ -130,7 +130,7 @@ constexpr int kSkinnyCount = kSkinny16 - kFirstSkinny + 1;
 // stream-K come last.
 constexpr int kFirstWgmma = first_config(is_wgmma);
 constexpr int kFirstStreamK = first_config(is_stream_k);
-// From here on all configurations are multistage, up to the last.
+// All configurations from this one to the last are multistage.
 constexpr int kFirstMultistage = first_config(is_multistage);
 constexpr int kMultistageCount = kMatmulConfigCount - kFirstMultistage;
 

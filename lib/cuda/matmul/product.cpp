@@ -136,7 +136,8 @@ cudaError_t launch_one(const MatmulTarget &target, const MatmulProblemOf<W> &giv
     case MatmulKernel::kSkinny:
       return run_skinny(target, problem, args, choice.config);
     case MatmulKernel::kMultistage:
-      return run_multistage(target, problem, args, choice.config);
+      if constexpr (kHasMultistage<W>) return run_multistage(target, problem, args, choice.config);
+      break;
     case MatmulKernel::kMma:
       break;
   }

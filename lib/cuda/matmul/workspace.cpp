@@ -73,33 +73,28 @@ bool workspace_holds(const MatmulSize &size, int config) {
 
 // In a configuration no more CTAs exchange sums than have kMinKTiles each (choose.cpp).
 MatmulWorkspace::MatmulWorkspace(const MatmulSize &size) {
-  // At most as many as fill all CTAs, so that products of them are no large numbers.
-  const auto count = [](int64_t size, int64_t tile) {
-    return std::min(ceil_divide(size, tile), kMaxCtas * kMinKTiles);
-  };
   const int most = most_sums(size);
-  for (int i = kFirstStreamK; most > 0 && i < kFirstMultistage; ++i) {
-    const MatmulConfig &config = kMatmulConfigs[i];
-    if (!has_kernel(size.kind, i) || sums_of(config) > most) continue;
-    const int64_t k_tiles =
-        count(size.rows, config.tile_n) * count(size.m, config.tile_m) * count(size.cols, kTileK);
-    const int64_t config_ctas = std::min(kMaxCtas, k_tiles / kMinKTiles);
-    ctas = std::max(ctas, config_ctas);
-    sums_bytes = std::max(sums_bytes, config_ctas * sums_of(config) * 4);
-  }
-  if (most > 0 && has_kernel(size.kind, kFirstMultistage)) add_multistage(size);
+  if (most == 0) return;
+  for (int i = kFirstStreamK; i < kFirstMultistage; ++i)
+    if (has_kernel(size.kind, i) && sums_of(kMatmulConfigs[i]) <= most)
+      add(size, i, kTileK, kMaxCtas, kMinKTiles);
+  if (has_kernel(size.kind, kFirstMultistage))
+    add(size, multistage_config(size.m), kMultistageTileK, kMaxMultistageCtas,
+        kMultistageMinKTiles);
 }
 
-void MatmulWorkspace::add_multistage(const MatmulSize &size) {
-  const MatmulConfig &config = kMatmulConfigs[multistage_config(size.m)];
-  const auto count = [](int64_t size, int64_t tile) {
-    return std::min(ceil_divide(size, tile), kMaxMultistageCtas * kMultistageMinKTiles);
+void MatmulWorkspace::add(const MatmulSize &size, int config, int64_t tile_k, int64_t max_ctas,
+                          int64_t min_k_tiles) {
+  const MatmulConfig &tile = kMatmulConfigs[config];
+  // At most as many as fill all CTAs, so that products of them are no large numbers.
+  const auto count = [&](int64_t elements, int64_t per_tile) {
+    return std::min(ceil_divide(elements, per_tile), max_ctas * min_k_tiles);
   };
-  const int64_t k_tiles = count(size.rows, config.tile_n) * count(size.m, config.tile_m) *
-                          count(size.cols, kMultistageTileK);
-  const int64_t config_ctas = std::min(kMaxMultistageCtas, k_tiles / kMultistageMinKTiles);
+  const int64_t k_tiles =
+      count(size.rows, tile.tile_n) * count(size.m, tile.tile_m) * count(size.cols, tile_k);
+  const int64_t config_ctas = std::min(max_ctas, k_tiles / min_k_tiles);
   ctas = std::max(ctas, config_ctas);
-  sums_bytes = std::max(sums_bytes, config_ctas * sums_of(config) * 4);
+  sums_bytes = std::max(sums_bytes, config_ctas * sums_of(tile) * 4);
 }
 
 int64_t lora_workspace_bytes(const MatmulProblem &problem) {

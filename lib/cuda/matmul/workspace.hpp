@@ -46,7 +46,9 @@ struct MatmulWorkspace {
   int64_t bytes() const { return flags_bytes() + sums_bytes; }
 
  private:
-  void add_multistage(const MatmulSize &size);
+  // Makes room for the sums of a configuration whose K-tiles have these columns.
+  void add(const MatmulSize &size, int config, int64_t tile_k, int64_t max_ctas,
+           int64_t min_k_tiles);
 };
 
 // Returns the bytes of the adapter's part, which lies behind the rest of the workspace of a product

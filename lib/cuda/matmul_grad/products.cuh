@@ -1,5 +1,5 @@
-// What the mma kernel (matmul/mma/kernel.cuh) does for the gradient with the tiles in shared
-// memory. The rows of the weight's tile run along the columns of dY, and its columns along those of
+// The products of the tiles in shared memory, for the gradient's instances of the mma kernel
+// (matmul/mma/kernel.cuh). The rows of the weight's tile run along the columns of dY, and its columns along those of
 // dX.
 #pragma once
 

@@ -19,7 +19,7 @@ MAX_TENSORS = 500_000
 # The most dimensions that every numpy has.
 MAX_RANK = 32
 _PREFIX_BYTES = 8
-# What a clone without Git LFS has in place of a large file.
+# A clone without Git LFS has this in place of a large file.
 _LFS_POINTER = b"version https://git-lfs"
 
 

@@ -87,25 +87,19 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
             "kernels": device.dequant_variant,
             "shared_memory_bytes": device.shared_memory_bytes,
             "timed": device.timed,
-            "fused_rows": _fused_rows(device),
-            "fused_from": _fused_from(device),
+            **_fused(device),
         }
         for device in found
     ]
 
 
-def _fused_rows(device: nf4.Device) -> dict[str, int | None]:
-    """Maps kinds of weight to the most rows of x that libnf4's own kernels take; None: any
-    number."""
-    if not device.usable:
-        return {}
-    return {kind: _paths.fused_rows(kind, device.index) for kind in _KINDS}
-
-
-def _fused_from(device: nf4.Device) -> dict[str, int]:
-    """Maps the kinds of weight that libnf4's own kernels take to the fewest rows of x."""
-    rows = _fused_rows(device)
-    return {kind: _paths.fused_from(kind, device.index) for kind in rows if rows[kind] != 0}
+def _fused(device: nf4.Device) -> dict[str, dict[str, Any]]:
+    """Returns the rows of x that libnf4's own kernels take, by kind of weight. "fused_rows" has the
+    most, None for any number. "fused_from" has the fewest, of the kinds that they take at all."""
+    kinds = _KINDS if device.usable else ()
+    most = {kind: _paths.fused_rows(kind, device.index) for kind in kinds}
+    least = {kind: _paths.fused_from(kind, device.index) for kind in most if most[kind] != 0}
+    return {"fused_rows": most, "fused_from": least}
 
 
 def _not_used(device: nf4.Device, alone: bool) -> str:

@@ -61,7 +61,7 @@ fn on_the_gpu(
     let mut workspace = stream.alloc_zeros::<u8>(workspace_bytes)?;
     let mut out = stream.alloc_zeros::<bf16>(sizes.elements)?;
 
-    // From here on the code uses addresses only, which could also come from cudaMalloc or a framework.
+    // The code below uses addresses only, which could also come from cudaMalloc or a framework.
     {
         let (packed_bytes, blocks) = (sizes.packed_bytes, sizes.blocks);
         let (elements, nested_blocks) = (sizes.elements, sizes.nested_blocks);

@@ -7,7 +7,7 @@
 // alignment. On GPUs without 16-bit tensor-core products of both dtypes, and with fp32 x (16 rows
 // at most), it multiplies in fp32.
 //
-// With many rows of x the rate of mma.sync is the bound, with few the latency of a K-tile.
+// The bound is the rate of mma.sync with many rows of x, and the latency of a K-tile with few.
 // docs/design/matmul-mma.md draws the data path and has the experiments.
 #pragma once
 

@@ -23,10 +23,9 @@ struct TileSchedule {
   int big_ctas;
 };
 
-template <class MatmulArgs, class DecodeArgs>
-struct MultistageArgsOf {
+struct MultistageArgs {
   MatmulArgs matmul;
-  DecodeArgs decode;
+  LutCodebook decode;
   TileSchedule schedule;
   uint64_t *flags;     // of each CTA: the signature, once its partial sums are stored
   uint64_t signature;  // this launch's own
@@ -34,6 +33,5 @@ struct MultistageArgsOf {
   bool scale_pairs;    // scales may be loaded for two K-tiles at once
   bool y_vectors;      // four neighbours in y may be stored at once
 };
-using MultistageArgs = MultistageArgsOf<MatmulArgs, LutCodebook>;
 
 }  // namespace nf4::cuda

@@ -33,7 +33,8 @@ class MultistageMainloop {
   static constexpr int kStages = multistage_stages(TileM);
   static constexpr int kWeightStages = kStages - 1;
   static_assert(kStages >= 3);
-  // Of row 4g + i of the warp's and row 8 m + 2t + j of x: [i / 2][m][i % 2 * 2 + j].
+  // Element [i / 2][m][i % 2 * 2 + j] is the sum of row 4g + i of the warp and row 8 m + 2t + j of
+  // x.
   using Sums = float[2][kMTiles][4];
 
   __device__ __forceinline__ MultistageMainloop(const Args &args, uint8_t *shared, float factor)
@@ -87,10 +88,9 @@ class MultistageMainloop {
       load_stage = load_stage + 1 == kStages ? 0 : load_stage + 1;
       own = scales.next() * factor_;
       const float scale[4] = {of_row[0], of_row[1], of_row[2], of_row[3]};
-      float accumulators[kOnSums ? 2 : 1][kOnSums ? kMTiles : 1][4];
+      float accumulators[kOnSums ? 2 : 1][kOnSums ? kMTiles : 1][4] = {};
       auto &products = pick(accumulators, sums);
-      multiply<0, kOnSums>(b, x_stage, x_stage ^ 16, a[0], products, words, of_row, a[1],
-                           [](int) {});
+      multiply<0>(b, x_stage, x_stage ^ 16, a[0], products, words, of_row, a[1], [](int) {});
 
       cp_async_wait<kStages - 3>();
       __syncthreads();  // the next K-tile is there, and the stage of x before this one is free
@@ -102,8 +102,8 @@ class MultistageMainloop {
       const bool more = left >= kStages;
       const int x_half = x_stage ^ 16;
       x_stage = stage * X::kBytes + x_lane_offset();
-      multiply<1, false>(b, x_half, x_stage, a[1], products, words, of_row, a[0],
-                         [&](int piece) { copy(piece, x, weight, x_to, weight_to, more); });
+      multiply<1>(b, x_half, x_stage, a[1], products, words, of_row, a[0],
+                  [&](int piece) { copy(piece, x, weight, x_to, weight_to, more); });
       if constexpr (kOnSums) {
 #pragma unroll
         for (int f = 0; f < 2; ++f)
@@ -176,7 +176,7 @@ class MultistageMainloop {
 
   // Multiplies two k-steps by x, whose first chunks are in b. Meanwhile loads the first chunks of
   // next_x, decodes the next two k-steps into next_a, and calls copy(piece).
-  template <int Half, bool First, class Copy>
+  template <int Half, class Copy>
   __device__ __forceinline__ void multiply(uint4 (&b)[kAhead], int x, int next_x,
                                            const uint32_t (&a)[2][2][4], Sums &sums,
                                            const typename Weight::Words &words,
@@ -187,11 +187,7 @@ class MultistageMainloop {
     for (int m = 0; m < kMTiles; ++m) {
       const uint4 now = b[m % kAhead];
 #pragma unroll
-      for (int f = 0; f < 2; ++f)
-        if constexpr (First)
-          mma_m16n8k16_first(T{}, sums[f][m], a[0][f], now.x, now.y);
-        else
-          mma_m16n8k16(T{}, sums[f][m], a[0][f], now.x, now.y);
+      for (int f = 0; f < 2; ++f) mma_m16n8k16(T{}, sums[f][m], a[0][f], now.x, now.y);
 #pragma unroll
       for (int f = 0; f < 2; ++f) mma_m16n8k16(T{}, sums[f][m], a[1][f], now.z, now.w);
       b[m % kAhead] =

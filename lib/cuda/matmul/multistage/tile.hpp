@@ -23,7 +23,7 @@ constexpr int kMultistageCodeBytes = 1024;
 constexpr int kMultistageXRowBytes = kMultistageTileK * 2;
 constexpr int kMultistageWeightBytes = kMultistageTileN * kMultistageTileK / 2;
 
-// As many as a CTA has room for on the GPUs with the least shared memory, 99 KiB.
+// The stages of x: as many as fit 99 KiB, the least shared memory of a CTA from Ampere on.
 constexpr NF4_HOST_DEVICE int multistage_stages(int tile_m) {
   return tile_m > 64 ? 3 : tile_m > 32 ? 4 : tile_m > 16 ? 5 : 6;
 }
