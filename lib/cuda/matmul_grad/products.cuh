@@ -1,6 +1,6 @@
 // The products of the tiles in shared memory, for the gradient's instances of the mma kernel
-// (matmul/mma/kernel.cuh). The rows of the weight's tile run along the columns of dY, and its columns along those of
-// dX.
+// (matmul/mma/kernel.cuh). The rows of the weight's tile run along the columns of dY, and its
+// columns run along the columns of dX.
 #pragma once
 
 #include <type_traits>
