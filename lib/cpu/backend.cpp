@@ -88,13 +88,13 @@ constexpr Variant kVariants[] = {
      dequant_with<kAvx2Dequant>,
      quantize_with<kAvx2Quantize>,
      quantize_scales_with<kAvx2Quantize>,
-     nullptr,
-     matmul_with<kAvx2Dequant, kAvx2Matmul>,
-     matmul_grad_with<kAvx2Dequant, kAvx2Matmul>,
-     lora_product_with<kAvx2Dequant, kAvx2Matmul>,
+     bf16_codebook_for,
+     matmul_with<kAvx2Dequant, kAvx2Matmul, &kAvx2Bf16Matmul>,
+     matmul_grad_with<kAvx2Dequant, kAvx2Matmul, &kAvx2Bf16Matmul>,
+     lora_product_with<kAvx2Dequant, kAvx2Matmul, &kAvx2Bf16Matmul>,
      lora_grad_with<kAvx2Matmul>,
      {int4_dequant_with<kAvx2Dequant>, int4_quantize_with<kAvx2Dequant, kAvx2Quantize>,
-      int4_matmul_with<kAvx2Dequant, kAvx2Matmul>}},
+      int4_matmul_with<kAvx2Dequant, kAvx2Matmul, &kAvx2Bf16Matmul>}},
 #endif
 #if defined(NF4_NEONBF16)
     {"neonbf16",

@@ -114,9 +114,11 @@ void check_number(nf4_dtype dtype, double got, const Sum &sum, double of_terms) 
 }
 
 void check_values(const cpu::Variant &variant, const Product &of) {
-  // A bf16 weight is rounded; otherwise the sums are.
+  // A bf16 weight, or its codebook, is rounded; otherwise the sums are.
+  const bool rounded =
+      in_bf16(variant, of.x.dtype) || (rounds_to_bf16(variant, of.x.dtype) && !of.gradient);
   const double of_terms =
-      in_bf16(variant, of.x.dtype) ? 0x1p-8 : 0x1p-24 * (64 + static_cast<double>(of.x.cols) / 8);
+      rounded ? kBf16Unit : kFp32Unit * (64 + static_cast<double>(of.x.cols) / 8);
   for (int64_t m = 0; m < of.x.rows; ++m) {
     for (int64_t r = 0; r < of.rank; ++r) {
       Sum sum;

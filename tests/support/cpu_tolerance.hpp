@@ -13,9 +13,12 @@ namespace nf4::test {
 constexpr double kFp32Unit = 0x1p-24;
 constexpr double kBf16Unit = 0x1p-8;
 
+// Tells whether the variant rounds codebooks to bf16, and whether it multiplies in bf16.
+inline bool rounds_to_bf16(const cpu::Variant &variant, nf4_dtype dtype) {
+  return variant.bf16_codebook != nullptr && dtype == NF4_DTYPE_BF16;
+}
 inline bool in_bf16(const cpu::Variant &variant, nf4_dtype dtype) {
-  const std::string name = variant.name;
-  return (name == "avx512bf16" || name == "neonbf16") && dtype == NF4_DTYPE_BF16;
+  return rounds_to_bf16(variant, dtype) && std::string(variant.name) != "avx2";
 }
 
 // The most roundings that any product undergoes: the sums of the narrowest vectors and of the lanes
@@ -27,10 +30,10 @@ inline bool is_right(const cpu::Variant &variant, nf4_dtype dtype, int64_t cols,
   constexpr double kSafe = 0x1p126;
   if (!std::isfinite(expected.value)) return !std::isfinite(y);
   if (expected.parts > kSafe || expected.largest > kSafe) return true;
-  const bool bf16 = in_bf16(variant, dtype);
-  const double relative = roundings(cols) * kFp32Unit + (bf16 ? kBf16Unit : 0);
+  const double relative =
+      roundings(cols) * kFp32Unit + (rounds_to_bf16(variant, dtype) ? kBf16Unit : 0);
   // vdpbf16ps, like bfdot, treats subnormal numbers as zero.
-  const double underflow = bf16 ? 0x1p-126 : 0x1p-149;
+  const double underflow = in_bf16(variant, dtype) ? 0x1p-126 : 0x1p-149;
   const double error = relative * expected.parts + underflow * expected.small;
   return y >= round_to(dtype, expected.value - error) &&
          y <= round_to(dtype, expected.value + error);

@@ -24,6 +24,7 @@ struct Floats : Fp32Sums {
   using Item = float;
   using Operand = __m512;
   using Codes = __m512i;
+  using Order = ByWords<Floats>;
   static constexpr int kLanes = 16;
   static constexpr int kVectors = 8;
   static constexpr int kUnit = kLanes * kVectors;
@@ -69,11 +70,15 @@ const MatmulKernels kAvx512Matmul = {
     INT_MAX,
     Floats::kSumLanes,
     Floats::kSumLanes,
-    {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
-    {prepare_units<Floats, Fp32, false>, prepare_units<Floats, Fp16, false>,
-     prepare_units<Floats, Bf16, false>},
-    dot<Floats>,
-    dot<Floats, true>,
+    {NF4_DTYPE_FP32,
+     {prepare_units<Floats, Fp32>, prepare_units<Floats, Fp16>, prepare_units<Floats, Bf16>},
+     dot<Floats>,
+     nullptr},
+    {NF4_DTYPE_FP32,
+     {prepare_units<Floats, Fp32, false>, prepare_units<Floats, Fp16, false>,
+      prepare_units<Floats, Bf16, false>},
+     dot<Floats>,
+     dot<Floats, true>},
     x_sums<Floats>,
     nullptr,
     column_sums<Floats>,

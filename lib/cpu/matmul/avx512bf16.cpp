@@ -29,6 +29,7 @@ struct Bf16Pairs : Fp32Sums {
   using Item = uint16_t;
   using Operand = __m512i;
   using Codes = __m512i;
+  using Order = ByWords<Bf16Pairs>;
   static constexpr int kLanes = 32;
   static constexpr int kVectors = 4;
   static constexpr int kUnit = kLanes * kVectors;
@@ -197,10 +198,11 @@ const MatmulKernels kAvx512Bf16Matmul = {
     INT_MAX,
     Bf16Pairs::kSumLanes,
     Bf16Pairs::kSumLanes,
-    {nullptr, nullptr, prepare_units<Bf16Pairs, Words>},
-    {nullptr, nullptr, prepare_units<Bf16Pairs, Words, false>},
-    dot<Bf16Pairs>,
-    dot<Bf16Pairs, true>,
+    {NF4_DTYPE_BF16, {nullptr, nullptr, prepare_units<Bf16Pairs, Words>}, dot<Bf16Pairs>, nullptr},
+    {NF4_DTYPE_BF16,
+     {nullptr, nullptr, prepare_units<Bf16Pairs, Words, false>},
+     dot<Bf16Pairs>,
+     dot<Bf16Pairs, true>},
     x_sums<Bf16Pairs>,
     pair_columns<Bf16Pairs>,
     column_sums<Bf16Pairs>,

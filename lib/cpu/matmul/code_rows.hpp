@@ -23,13 +23,14 @@ __attribute__((always_inline)) inline void prefetch_lines(const void *from, int6
 class CodebookRows {
  public:
   static constexpr bool kHighFirst = true;
+  static constexpr auto kDot = &MatmulKernels::codebook_dot;
 
   CodebookRows(const MatmulKernels &kernels, const Weight &weight,
                const RoundedCodebook &bf16_codebook)
       : weight_(weight),
         codebook_(nf4::cpu::codebook(weight)),
         nested_scales_(kernels.nested_scales) {
-    if (kernels.dtype != NF4_DTYPE_BF16) return;
+    if (kernels.codebook_dot.codebook_dtype != NF4_DTYPE_BF16) return;
     codebook_ = bf16_codebook.entries;
     unit_ = bf16_codebook.unit;
   }
@@ -73,9 +74,12 @@ class CodebookRows {
 class IntegerRows {
  public:
   static constexpr bool kHighFirst = false;
+  static constexpr auto kDot = &MatmulKernels::int4_dot;
 
   IntegerRows(const DequantKernels &dequant, const MatmulKernels &kernels, const Int4Weight &weight)
-      : dequant_(dequant), weight_(weight), codebook_(int4_codebook(kernels)) {}
+      : dequant_(dequant),
+        weight_(weight),
+        codebook_(int4_codebook(kernels.int4_dot.codebook_dtype)) {}
 
   const void *codebook() const { return codebook_; }
   float unit() const { return 1; }

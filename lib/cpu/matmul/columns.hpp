@@ -65,7 +65,7 @@ class ColumnsBase {
   // The arguments for some groups of columns, from prepared column `at` on.
   ColumnsArgs args_of(int64_t at, int64_t cols, int64_t groups) {
     ColumnsArgs args{};
-    args.codebook = int4_codebook(kernels_);
+    args.codebook = int4_codebook(kernels_.dtype);
     args.cols = cols;
     args.groups = static_cast<int>(groups);
     args.x = prepared(0, at);

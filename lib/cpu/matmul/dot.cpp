@@ -32,13 +32,13 @@ class DotMultiplier {
  public:
   DotMultiplier(const MatmulKernels &kernels, const Problem &problem, const Rows &rows)
       : kernels_(kernels),
+        dot_(kernels.*Rows::kDot),
         problem_(problem),
         rows_(rows),
         cols_(problem.weight.cols),
         element_bytes_(element_bytes(kernels.dtype)),
-        prepare_{
-            (Rows::kHighFirst ? kernels.prepare : kernels.prepare_low_first)[problem.dtype - 1],
-            kernels.unit, element_bytes(problem.dtype), element_bytes_},
+        prepare_{dot_.prepare[problem.dtype - 1], kernels.unit, element_bytes(problem.dtype),
+                 element_bytes_},
         per_scale_(elements_per_scale(rows, cols_, kernels.unit)) {}
 
   void operator()(RowRange n) {
@@ -139,13 +139,12 @@ class DotMultiplier {
     dot(args);
   }
 
-  void dot(const DotArgs &args) const {
-    (rows_.has_zeros() ? kernels_.dot_zeros : kernels_.dot)(args);
-  }
+  void dot(const DotArgs &args) const { (rows_.has_zeros() ? dot_.dot_zeros : dot_.dot)(args); }
 
   static constexpr int64_t kGathered = 1024;  // in elements, whole units
 
   const MatmulKernels &kernels_;
+  const DotKernels &dot_;
   const Problem &problem_;
   const Rows rows_;
   const int64_t cols_;

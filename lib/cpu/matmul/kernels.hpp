@@ -13,7 +13,7 @@ namespace nf4::cpu {
 
 // Rows of codes times prepared x. Both consist of whole units.
 struct DotArgs {
-  const void *codebook;  // 16 numbers of the kernels' dtype, all finite
+  const void *codebook;  // 16 numbers of DotKernels::codebook_dtype, all finite
   const uint8_t *packed;
   int64_t row_bytes;  // from one row of codes to the next
   const float *scales;
@@ -146,6 +146,16 @@ struct OuterArgs {
   int64_t sums_stride;
 };
 
+// The kernels of dot for one kind of weight. Arrays are indexed by the dtype of x, as in
+// MatmulKernels.
+struct DotKernels {
+  int codebook_dtype;
+  // Brings whole units of x into the order in which dot meets the codes.
+  void (*prepare[3])(const void *x, int64_t elements, void *out);
+  void (*dot)(const DotArgs &args);
+  void (*dot_zeros)(const DotArgs &args);  // NULL if the kind has no zeros
+};
+
 // The kernels that form products in one dtype. Arrays are indexed by the dtype of x, in the order
 // of nf4.h; an entry is NULL if this set does not serve that dtype.
 struct MatmulKernels {
@@ -154,16 +164,12 @@ struct MatmulKernels {
   int tile_m;  // the best number of rows of x to process together: at most 6
   // The best part of a row to process together: 4096 bytes of fp32, 8192 of bf16.
   int tile_elements;
-  int max_dot_m;      // the largest m for which dot is the fastest way
-  int max_columns_m;  // the largest m for which columns are
-  int sum_lanes;      // the floats that x_sums() makes of a unit
-  int column_lanes;   // the rows of the weight that columns process together
-  // Brings whole units of x into the order in which dot meets the codes. The first of two codes is
-  // the high nibble, or the low one.
-  void (*prepare[3])(const void *x, int64_t elements, void *out);
-  void (*prepare_low_first[3])(const void *x, int64_t elements, void *out);
-  void (*dot)(const DotArgs &args);
-  void (*dot_zeros)(const DotArgs &args);
+  int max_dot_m;            // the largest m for which dot is the fastest way
+  int max_columns_m;        // the largest m for which columns are
+  int sum_lanes;            // the floats that x_sums() makes of a unit
+  int column_lanes;         // the rows of the weight that columns process together
+  DotKernels codebook_dot;  // the first of two codes is the high nibble
+  DotKernels int4_dot;      // the first of two codes is the low nibble
   // The sums of whole units of prepared x, a vector for each unit.
   void (*x_sums)(const void *x, int64_t elements, float *sums);
   // pair_columns brings whole steps of x, in this set's dtype, into the order of gptq_columns; it
@@ -200,6 +206,7 @@ struct MatmulKernels {
 };
 
 extern const MatmulKernels kAvx2Matmul;
+extern const MatmulKernels kAvx2Bf16Matmul;  // for x in bf16
 extern const MatmulKernels kAvx512Matmul;
 extern const MatmulKernels kAvx512Bf16Matmul;
 extern const MatmulKernels kNeonMatmul;

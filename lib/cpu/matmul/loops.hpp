@@ -12,11 +12,31 @@ namespace nf4::cpu {
 
 // ---- Prepare -------------------------------------------------------------------------
 
-// A unit of codes is one vector of words, each with the codes of kVectors consecutive elements.
-// When it is shifted down nibble by nibble, its low bits are every kVectors-th element. x is
-// brought into that order by splitting the vectors of a unit into even and odd elements,
-// log2(kVectors) times. If the first of two codes is the high nibble, the vectors come in swapped
-// pairs.
+// The order for codes that are looked up word by word. A unit of codes is one vector of words, each
+// with the codes of kVectors consecutive elements. When it is shifted down nibble by nibble, its
+// low bits are every kVectors-th element. Splitting the vectors of a unit into even and odd
+// elements, log2(kVectors) times, brings x into that order.
+template <class T>
+struct ByWords {
+  static constexpr int kHighNibble = 1;
+
+  template <class Vectors>
+  static void sort(Vectors &vectors) {
+    NF4_UNROLL
+    for (int step = 1; step < T::kVectors; step *= 2) {
+      Vectors halves;
+      NF4_UNROLL
+      for (int j = 0; j < T::kVectors; j += 2)
+        T::split_even_odd(vectors[j], vectors[j + 1], halves[j / 2], halves[(j + T::kVectors) / 2]);
+      NF4_UNROLL
+      for (int j = 0; j < T::kVectors; ++j) vectors[j] = halves[j];
+    }
+  }
+};
+
+// T::Order sorts the vectors of a unit for codes whose first nibble is the low one. If it is the
+// high one, each vector of a low nibble and that of the high nibble, kHighNibble further, change
+// places.
 template <class T, class From, bool kHighFirst = true>
 void prepare_units(const void *x, int64_t elements, void *out) {
   constexpr int kVectors = T::kVectors;
@@ -26,18 +46,10 @@ void prepare_units(const void *x, int64_t elements, void *out) {
     typename T::Operand vectors[kVectors];
     NF4_UNROLL
     for (int j = 0; j < kVectors; ++j) vectors[j] = From::load(from + j * T::kLanes * From::kBytes);
-    NF4_UNROLL
-    for (int step = 1; step < kVectors; step *= 2) {
-      typename T::Operand halves[kVectors];
-      NF4_UNROLL
-      for (int j = 0; j < kVectors; j += 2)
-        T::split_even_odd(vectors[j], vectors[j + 1], halves[j / 2], halves[(j + kVectors) / 2]);
-      NF4_UNROLL
-      for (int j = 0; j < kVectors; ++j) vectors[j] = halves[j];
-    }
+    T::Order::sort(vectors);
     NF4_UNROLL
     for (int j = 0; j < kVectors; ++j, to += T::kLanes)
-      T::store(to, vectors[kHighFirst ? j ^ 1 : j]);
+      T::store(to, vectors[kHighFirst ? j ^ T::Order::kHighNibble : j]);
   }
 }
 

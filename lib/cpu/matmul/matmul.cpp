@@ -33,11 +33,11 @@ const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype) {
   return set.bf16 != nullptr && dtype == NF4_DTYPE_BF16 ? *set.bf16 : set.fp32;
 }
 
-const void *int4_codebook(const MatmulKernels &kernels) {
+const void *int4_codebook(int dtype) {
   static constexpr uint16_t kBf16[] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
                                        0xc000, 0xbf80, 0,      0x3f80, 0x4000, 0x4040,
                                        0x4080, 0x40a0, 0x40c0, 0x40e0};
-  if (kernels.dtype == NF4_DTYPE_BF16) return kBf16;
+  if (dtype == NF4_DTYPE_BF16) return kBf16;
   return kInt4Codebook;
 }
 

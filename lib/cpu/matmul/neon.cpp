@@ -39,6 +39,7 @@ struct Rows : Sums {
   using Item = float;
   using Operand = Floats16;
   using typename Sums::Sum;
+  using Order = ByWords<Rows>;
   struct Codes {
     uint8x16_t by[4];
   };
@@ -124,10 +125,14 @@ const MatmulKernels kNeonMatmul = {
     INT_MAX,
     TwoScales::kSumLanes,
     Columns::kSumLanes,
-    {prepare<Fp32, true>, prepare<Fp16, true>, prepare<Bf16, true>},
-    {prepare<Fp32, false>, prepare<Fp16, false>, prepare<Bf16, false>},
-    dot_rows<false>,
-    dot_rows<true>,
+    {NF4_DTYPE_FP32,
+     {prepare<Fp32, true>, prepare<Fp16, true>, prepare<Bf16, true>},
+     dot_rows<false>,
+     nullptr},
+    {NF4_DTYPE_FP32,
+     {prepare<Fp32, false>, prepare<Fp16, false>, prepare<Bf16, false>},
+     dot_rows<false>,
+     dot_rows<true>},
     x_sums<Rows<TwoScales>>,
     nullptr,
     column_sums<Quads>,

@@ -68,6 +68,7 @@ struct Rows : Sums {
   using Item = uint16_t;
   using Operand = Numbers32;
   using typename Sums::Sum;
+  using Order = ByWords<Rows>;
   // The low nibbles of 32 bytes, and the high ones.
   struct Codes {
     uint8x16_t by[4];
@@ -183,10 +184,14 @@ const MatmulKernels kNeonBf16Matmul = {
     INT_MAX,
     TwoScales::kSumLanes,
     Columns::kSumLanes,
-    {nullptr, nullptr, prepare_units<Rows<TwoScales>, Words>},
-    {nullptr, nullptr, prepare_units<Rows<TwoScales>, Words, false>},
-    dot_rows<false>,
-    dot_rows<true>,
+    {NF4_DTYPE_BF16,
+     {nullptr, nullptr, prepare_units<Rows<TwoScales>, Words>},
+     dot_rows<false>,
+     nullptr},
+    {NF4_DTYPE_BF16,
+     {nullptr, nullptr, prepare_units<Rows<TwoScales>, Words, false>},
+     dot_rows<false>,
+     dot_rows<true>},
     x_sums<Rows<TwoScales>>,
     pair_columns<Quads>,
     column_sums<Quads>,

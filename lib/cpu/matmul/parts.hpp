@@ -42,8 +42,8 @@ bool suits_scattered_columns(const Int4MatmulProblem &problem);
 void matmul_scattered_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
                               const Int4MatmulProblem &problem, RowRange n);
 
-// The codes of integer weights minus 8, in the kernels' dtype; bf16 holds them, too.
-const void *int4_codebook(const MatmulKernels &kernels);
+// The codes of integer weights minus 8, in fp32 or bf16, which holds them exactly, too.
+const void *int4_codebook(int dtype);
 
 // A weight's codebook in bf16: the format's own, or a caller's, rounded or found among those
 // rounded recently.

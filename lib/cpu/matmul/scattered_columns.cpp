@@ -58,7 +58,7 @@ class ScatteredColumnsMultiplier {
       ScatteredArgs args = words_of(n, i, cols);
       const bool last = i + cols == weight_.cols;
       set_next(args, last ? n.end : n.begin, last ? 0 : i + cols);
-      args.codebook = int4_codebook(kernels_);
+      args.codebook = int4_codebook(kernels_.dtype);
       args.rows = n.end - n.begin;
       args.cols = cols;
       args.groups = weight_.g_idx + i;
