@@ -133,27 +133,7 @@ struct Words {
   // Word c of vector j becomes word 8 c + j of all words.
   static void interleave(Vector (&x)[8]) { transpose(x); }
   static void deinterleave(Vector (&x)[8]) { transpose(x); }
-  static void transpose(Vector (&x)[kLanes]) {
-    __m256i a[kLanes], b[kLanes];
-    NF4_UNROLL
-    for (int i = 0; i < kLanes; i += 2) {
-      a[i] = _mm256_unpacklo_epi32((__m256i)x[i], (__m256i)x[i + 1]);
-      a[i + 1] = _mm256_unpackhi_epi32((__m256i)x[i], (__m256i)x[i + 1]);
-    }
-    NF4_UNROLL
-    for (int i = 0; i < kLanes; i += 4) {
-      NF4_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        b[i + 2 * j] = _mm256_unpacklo_epi64(a[i + j], a[i + j + 2]);
-        b[i + 2 * j + 1] = _mm256_unpackhi_epi64(a[i + j], a[i + j + 2]);
-      }
-    }
-    NF4_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      x[j] = (Vector)_mm256_permute2x128_si256(b[j], b[j + 4], 0x20);
-      x[j + 4] = (Vector)_mm256_permute2x128_si256(b[j], b[j + 4], 0x31);
-    }
-  }
+  static void transpose(Vector (&x)[8]) { cpu::transpose(x); }
 };
 
 void store_nontemporal(char *to, const char *from, int64_t lines) {

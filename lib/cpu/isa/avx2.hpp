@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "cpu/isa/unroll.hpp"
+
 namespace nf4::cpu {
 namespace {
 
@@ -47,6 +49,30 @@ struct Floats16 {
                             _mm256_permutevar8x32_ps(high, codes), upper);
   }
 };
+
+// Transposes 8 x 8 words. Inlined, so that they stay in registers.
+template <class Vector>
+__attribute__((always_inline)) inline void transpose(Vector (&x)[8]) {
+  __m256i a[8], b[8];
+  NF4_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_epi32((__m256i)x[i], (__m256i)x[i + 1]);
+    a[i + 1] = _mm256_unpackhi_epi32((__m256i)x[i], (__m256i)x[i + 1]);
+  }
+  NF4_UNROLL
+  for (int i = 0; i < 8; i += 4) {
+    NF4_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      b[i + 2 * j] = _mm256_unpacklo_epi64(a[i + j], a[i + j + 2]);
+      b[i + 2 * j + 1] = _mm256_unpackhi_epi64(a[i + j], a[i + j + 2]);
+    }
+  }
+  NF4_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    x[j] = (Vector)_mm256_permute2x128_si256(b[j], b[j + 4], 0x20);
+    x[j + 4] = (Vector)_mm256_permute2x128_si256(b[j], b[j + 4], 0x31);
+  }
+}
 
 // Integer weights: words, zeros and scales, one per lane.
 struct Int4Lanes {

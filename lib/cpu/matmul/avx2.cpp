@@ -84,21 +84,10 @@ struct Rows : Floats {
   }
   static Codes next(const Codes &codes) { return {codes.packed, codes.vector + 1}; }
 
-  // Returns the index of the scale that each lane of a unit uses.
-  static __m256i load_spread(int scales) {
-    return scales == 1 ? _mm256_setzero_si256() : _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-  }
-  static __m256 spread_scales(const float *scales, __m256i spread) {
-    return _mm256_permutevar8x32_ps(_mm256_loadu_ps(scales), spread);
-  }
-
-  // Byte `byte` of 16 numbers of kBytes bytes each, in both lanes, for vpshufb.
-  template <int kBytes>
-  static __m256i bytes_of(const void *numbers, int byte) {
-    alignas(16) uint8_t bytes[16];
-    for (int i = 0; i < 16; ++i)
-      bytes[i] = static_cast<const uint8_t *>(numbers)[i * kBytes + byte];
-    return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)bytes));
+  // A unit has one scale, or one for each half. Returns the index of the second.
+  static int load_spread(int scales) { return scales - 1; }
+  static __m256 spread_scales(const float *scales, int second) {
+    return _mm256_blend_ps(broadcast(scales), broadcast(scales + second), 0xf0);
   }
 
   // The lower or the upper halves of two vectors.
@@ -114,9 +103,21 @@ struct Fp32Rows : Rows {
   struct Table {
     __m256i bytes[4];
   };
+  // Each lane of the table gets a byte of all 16 numbers.
   static Table load_table(const void *codebook) {
-    return {bytes_of<4>(codebook, 0), bytes_of<4>(codebook, 1), bytes_of<4>(codebook, 2),
-            bytes_of<4>(codebook, 3)};
+    const __m128i by_byte = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m128i words[4];
+    NF4_UNROLL
+    for (int i = 0; i < 4; ++i)
+      words[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)codebook + i), by_byte);
+    const __m128i low = _mm_unpacklo_epi32(words[0], words[1]);
+    const __m128i high = _mm_unpackhi_epi32(words[0], words[1]);
+    const __m128i next_low = _mm_unpacklo_epi32(words[2], words[3]);
+    const __m128i next_high = _mm_unpackhi_epi32(words[2], words[3]);
+    return {_mm256_broadcastsi128_si256(_mm_unpacklo_epi64(low, next_low)),
+            _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(low, next_low)),
+            _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(high, next_high)),
+            _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(high, next_high))};
   }
   // Vector j has the nibbles of bytes 4 j to 4 j + 3 of each half.
   static __m256 look_up(const Table &table, const Codes &codes) {
@@ -160,7 +161,12 @@ struct Bf16Rows : Rows {
     __m256i low, high;
   };
   static Table load_table(const void *codebook) {
-    return {bytes_of<2>(codebook, 0), bytes_of<2>(codebook, 1)};
+    const __m128i by_byte = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    const __m128i first = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)codebook), by_byte);
+    const __m128i second =
+        _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)codebook + 1), by_byte);
+    return {_mm256_broadcastsi128_si256(_mm_unpacklo_epi64(first, second)),
+            _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(first, second))};
   }
   // Vectors 2 j and 2 j + 1 have the nibbles of the even and the odd bytes from 8 j to 8 j + 7 of
   // each half.
@@ -198,13 +204,75 @@ struct Bf16Rows : Rows {
   };
 };
 
+template <class T, bool kZeros>
+void decode_rows(const DecodeArgs &args) {
+  const auto table = T::load_table(args.codebook);
+  const auto spread = T::load_spread(args.scales_per_unit);
+  for (int64_t n = 0; n < args.n; ++n) {
+    const uint8_t *packed = args.packed + n * args.row_bytes;
+    int64_t at = n * args.scale_stride;
+    float *out = args.out + n * args.out_stride;
+    for (const float *end = out + args.elements; out < end; packed += T::kUnit / 2) {
+      const __m256 scale = T::spread_scales(args.scales + at, spread);
+      const __m256 zero = kZeros ? T::spread_scales(args.zeros + at, spread) : T::zero();
+      auto codes = T::load_codes(packed);
+      NF4_UNROLL
+      for (int j = 0; j < T::kVectors; ++j, out += T::kLanes) {
+        const __m256 entry = T::look_up(table, codes);
+        codes = T::next(codes);
+        T::store(out, T::multiply(kZeros ? _mm256_add_ps(entry, zero) : entry, scale));
+      }
+      at += args.scales_per_unit;
+    }
+  }
+}
+
+template <class T>
+void decode(const DecodeArgs &args) {
+  if (args.zeros == nullptr) return decode_rows<T, false>(args);
+  decode_rows<T, true>(args);
+}
+
+void transpose_x(const float *x, int64_t x_stride, int64_t elements, float *out,
+                 int64_t out_stride) {
+  static_assert(kTransposedM == Floats::kLanes, "a vector each way");
+  for (int64_t i = 0; i < elements; i += Floats::kLanes, out += Floats::kLanes * out_stride) {
+    __m256 rows[kTransposedM];
+    NF4_UNROLL
+    for (int j = 0; j < kTransposedM; ++j) rows[j] = Floats::load(x + j * x_stride + i);
+    transpose(rows);
+    NF4_UNROLL
+    for (int j = 0; j < kTransposedM; ++j) Floats::store(out + j * out_stride, rows[j]);
+  }
+}
+
+// The scales of a nested block, 8 at a time.
+void nested_scales(const uint8_t *codes, int64_t count, const float *table, float absmax,
+                   float offset, float *out) {
+  const auto scales_of = [&](const uint8_t *some) {
+    const __m256i indices = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)some));
+    const __m256 products =
+        _mm256_mul_ps(_mm256_i32gather_ps(table, indices, sizeof *table), _mm256_set1_ps(absmax));
+    return _mm256_add_ps(products, _mm256_set1_ps(offset));
+  };
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) _mm256_storeu_ps(out + i, scales_of(codes + i));
+  if (i == count) return;
+  uint8_t last[8] = {};
+  for (int64_t j = i; j < count; ++j) last[j - i] = codes[j];
+  float scales[8];
+  _mm256_storeu_ps(scales, scales_of(last));
+  for (int64_t j = i; j < count; ++j) out[j] = scales[j - i];
+}
+
 template <class T, bool kHighFirst>
 constexpr DotKernels kDot = {
     std::is_same_v<T, Bf16Rows> ? NF4_DTYPE_BF16 : NF4_DTYPE_FP32,
     {prepare_units<T, Fp32, kHighFirst>, prepare_units<T, Fp16, kHighFirst>,
      prepare_units<T, Bf16, kHighFirst>},
     dot<T>,
-    kHighFirst ? nullptr : dot<T, true>};
+    kHighFirst ? nullptr : dot<T, true>,
+    decode<T>};
 
 // The kernels for one dtype of x differ in the codebook of dot alone. The integers of int4 are
 // exact in bf16.
@@ -215,7 +283,7 @@ constexpr MatmulKernels kernels() {
       Rows::kUnit,
       Floats::kTileM,
       1024,
-      4,
+      12,
       4,
       Floats::kSumLanes,
       Floats::kSumLanes,
@@ -232,6 +300,11 @@ constexpr MatmulKernels kernels() {
       tile<Floats>,
       outer<Floats>,
       nullptr,
+      transpose_x,
+      nullptr,
+      nullptr,
+      nullptr,
+      nested_scales,
   };
 }
 

@@ -214,6 +214,7 @@ const MatmulKernels kAvx512Bf16Matmul = {
     tile<Bf16Pairs>,
     outer<Bf16Pairs>,
     pair_rows,
+    nullptr,
     transpose_codes,
     transpose_scales,
     pair_for_lanes<Bf16Pairs>,

@@ -3,6 +3,8 @@
 // elements.
 #pragma once
 
+#include <algorithm>
+
 #include "core/formats.hpp"
 #include "cpu/dequant/int4_groups.hpp"
 #include "cpu/matmul/parts.hpp"
@@ -122,6 +124,33 @@ class IntegerRows {
   const DequantKernels &dequant_;
   const Int4Weight &weight_;
   const void *codebook_;
+};
+
+// Prepares rows of x for a DotKernels: whole units, padded with zeros.
+template <class Problem>
+class UnitsOfX {
+ public:
+  UnitsOfX(const MatmulKernels &kernels, const DotKernels &dot, const Problem &problem)
+      : problem_(problem),
+        convert_{dot.prepare[problem.dtype - 1], kernels.unit, element_bytes(problem.dtype),
+                 element_bytes(kernels.dtype)} {}
+
+  // Prepares the stored columns of row m of x from k on.
+  void operator()(int64_t m, int64_t k, int64_t elements, char *out) const {
+    if (column_order(problem_.weight) == nullptr)
+      return convert_(address_of_x(problem_, m, k), elements, out);
+    alignas(float) char gathered[kGathered * sizeof(float)];
+    for (int64_t i = 0; i < elements; i += kGathered) {
+      const int64_t count = std::min(kGathered, elements - i);
+      convert_(part_of_x(problem_, m, k + i, count, gathered), count, out + i * convert_.bytes_out);
+    }
+  }
+
+ private:
+  static constexpr int64_t kGathered = 1024;  // in elements, whole units
+
+  const Problem &problem_;
+  const PaddedConversion convert_;
 };
 
 // Returns how many elements share a scale, such that both `most` and every row are whole multiples

@@ -37,8 +37,7 @@ class DotMultiplier {
         rows_(rows),
         cols_(problem.weight.cols),
         element_bytes_(element_bytes(kernels.dtype)),
-        prepare_{dot_.prepare[problem.dtype - 1], kernels.unit, element_bytes(problem.dtype),
-                 element_bytes_},
+        prepare_(kernels, dot_, problem),
         per_scale_(elements_per_scale(rows, cols_, kernels.unit)) {}
 
   void operator()(RowRange n) {
@@ -75,18 +74,8 @@ class DotMultiplier {
     x_stride_ = ceil_divide(elements, kernels_.unit) * kernels_.unit;
     for (int i = 0; i < m; ++i) {
       char *const out = x_ + i * x_stride_ * element_bytes_;
-      prepare_row(first_m + i, k, elements, out);
+      prepare_(first_m + i, k, elements, out);
       if (rows_.has_zeros()) kernels_.x_sums(out, x_stride_, x_sums_ + i * x_sums_stride());
-    }
-  }
-
-  void prepare_row(int64_t m, int64_t k, int64_t elements, char *out) {
-    if (column_order(problem_.weight) == nullptr)
-      return prepare_(address_of_x(problem_, m, k), elements, out);
-    alignas(float) char gathered[kGathered * sizeof(float)];
-    for (int64_t i = 0; i < elements; i += kGathered) {
-      const int64_t count = std::min(kGathered, elements - i);
-      prepare_(part_of_x(problem_, m, k + i, count, gathered), count, out + i * element_bytes_);
     }
   }
 
@@ -141,15 +130,13 @@ class DotMultiplier {
 
   void dot(const DotArgs &args) const { (rows_.has_zeros() ? dot_.dot_zeros : dot_.dot)(args); }
 
-  static constexpr int64_t kGathered = 1024;  // in elements, whole units
-
   const MatmulKernels &kernels_;
   const DotKernels &dot_;
   const Problem &problem_;
   const Rows rows_;
   const int64_t cols_;
   const int64_t element_bytes_;  // per element of prepared x
-  const PaddedConversion prepare_;
+  const UnitsOfX<Problem> prepare_;
   const int64_t per_scale_;  // in elements
   int64_t prepared_m_ = -1;
   int64_t prepared_k_ = -1;

@@ -134,16 +134,33 @@ struct TileArgs {
 // weight.
 constexpr int kOuterColumns = 128;
 constexpr int kOuterM = 6;
+// The rows of x that transpose_x takes.
+constexpr int kTransposedM = 8;
 struct OuterArgs {
   const void *w;     // rows, or in bf16 pairs of rows whose elements alternate
   int64_t w_stride;  // from one row or pair to the next, in elements
   const void *x;     // [m][rows]
   int64_t x_stride;
   int rows;     // in bf16 an even number
-  int columns;  // a multiple of kOuterColumns
+  int columns;  // a multiple of kOuterColumns, or in fp32 at most that many, in vectors
   int m;
   float *sums;  // [m][sums_stride]
   int64_t sums_stride;
+};
+
+// Rows of codes as numbers, (entry + zero) * scale, in the order of prepared x.
+struct DecodeArgs {
+  const void *codebook;
+  const uint8_t *packed;
+  int64_t row_bytes;
+  const float *scales;
+  const float *zeros;  // or NULL
+  int64_t scale_stride;
+  int scales_per_unit;  // 1 or 2
+  int64_t elements;     // a multiple of the unit
+  int64_t n;
+  float *out;
+  int64_t out_stride;
 };
 
 // The kernels of dot for one kind of weight. Arrays are indexed by the dtype of x, as in
@@ -153,7 +170,8 @@ struct DotKernels {
   // Brings whole units of x into the order in which dot meets the codes.
   void (*prepare[3])(const void *x, int64_t elements, void *out);
   void (*dot)(const DotArgs &args);
-  void (*dot_zeros)(const DotArgs &args);  // NULL if the kind has no zeros
+  void (*dot_zeros)(const DotArgs &args);            // NULL if the kind has no zeros
+  void (*decode)(const DecodeArgs &args) = nullptr;  // NULL if this set has no transpose_x
 };
 
 // The kernels that form products in one dtype. Arrays are indexed by the dtype of x, in the order
@@ -187,6 +205,10 @@ struct MatmulKernels {
   void (*outer)(const OuterArgs &args);
   // Interleaves whole steps of two rows, element by element; NULL if rows are used singly.
   void (*pair_rows)(const void *a, const void *b, int64_t elements, void *out);
+  // Transposes kTransposedM rows of `elements` floats; NULL if this set has no products with
+  // transposed x.
+  void (*transpose_x)(const float *x, int64_t x_stride, int64_t elements, float *out,
+                      int64_t out_stride) = nullptr;
   // The functions of lanes, which serves more rows of x than dot; NULL if this set does not have
   // it. transpose_codes puts a word of each of 16 rows into a lane; missing rows become zeros.
   // transpose_scales does the same for scales. Both work in whole multiples of 16 words or scales.

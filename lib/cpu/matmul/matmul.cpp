@@ -84,6 +84,8 @@ void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
   if (suits_look_up(problem)) {
     if (problem.m <= kernels.max_dot_m) return matmul_dot(kernels, problem, bf16_codebook, n);
     if (kernels.lanes != nullptr) return matmul_lanes(kernels, problem, bf16_codebook, n);
+    if (kernels.transpose_x != nullptr)
+      return matmul_transposed(kernels, problem, bf16_codebook, n);
   }
   matmul_panel(set.dequant, kernels, problem, n);
 }
@@ -102,6 +104,7 @@ void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, 
   if (in_rows && whole_steps) {
     if (problem.m <= kernels.max_dot_m) return matmul_dot(set.dequant, kernels, problem, n);
     if (kernels.lanes != nullptr) return matmul_lanes(set.dequant, kernels, problem, n);
+    if (kernels.transpose_x != nullptr) return matmul_transposed(set.dequant, kernels, problem, n);
   }
   if (!in_rows && weight.group_size % kInt4PerWord == 0 &&
       (problem.m <= kernels.max_columns_m || !for_panel))

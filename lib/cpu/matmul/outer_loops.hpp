@@ -17,20 +17,21 @@ template <class T, int kM, int kV>
 void outer_block(const OuterArgs &args, int m, int column) {
   using Item = typename T::Item;
   const Item *w = static_cast<const Item *>(args.w) + column * kRowsOfOperand<T>;
-  const Item *x = static_cast<const Item *>(args.x) + m * args.x_stride;
+  const Item *x[kM];
   typename T::Sum sums[kM][kV];
   NF4_UNROLL
   for (int j = 0; j < kM; ++j) {
+    x[j] = static_cast<const Item *>(args.x) + (m + j) * args.x_stride;
     NF4_UNROLL
     for (int v = 0; v < kV; ++v) sums[j][v] = T::zero();
   }
-  for (int n = 0; n < args.rows; n += kRowsOfOperand<T>, w += args.w_stride) {
+  for (int64_t n = 0; n < args.rows; n += kRowsOfOperand<T>, w += args.w_stride) {
     typename T::Operand values[kV];
     NF4_UNROLL
     for (int v = 0; v < kV; ++v) values[v] = T::load(w + v * T::kLanes);
     NF4_UNROLL
     for (int j = 0; j < kM; ++j) {
-      const auto x_n = T::broadcast(x + j * args.x_stride + n);
+      const auto x_n = T::broadcast(x[j] + n);
       NF4_UNROLL
       for (int v = 0; v < kV; ++v) sums[j][v] = T::multiply_add(values[v], x_n, sums[j][v]);
     }
@@ -44,14 +45,21 @@ void outer_block(const OuterArgs &args, int m, int column) {
   }
 }
 
+// Takes kV vectors of columns at a time while there are that many.
+template <class T, int kM, int kV>
+void outer_columns(const OuterArgs &args, int m, int column, int end) {
+  constexpr int kWidth = kV * T::kSumLanes;
+  for (; column + kWidth <= end; column += kWidth) outer_block<T, kM, kV>(args, m, column);
+  if constexpr (kV > 1)
+    if (column < end) outer_columns<T, kM, kV / 2>(args, m, column, end);
+}
+
 template <class T, int kM>
 void outer_m(const OuterArgs &args, int m, int count, int column) {
   if constexpr (kM > 1)
     if (count < kM) return outer_m<T, kM - 1>(args, m, count, column);
-  constexpr int kV = T::kOuterVectors[kM - 1];
-  static_assert(kOuterColumns % (kV * T::kSumLanes) == 0, "whole vectors");
-  for (int i = 0; i < kOuterColumns; i += kV * T::kSumLanes)
-    outer_block<T, kM, kV>(args, m, column + i);
+  const int end = args.columns < column + kOuterColumns ? args.columns : column + kOuterColumns;
+  outer_columns<T, kM, T::kOuterVectors[kM - 1]>(args, m, column, end);
 }
 
 template <class T>

@@ -1,5 +1,5 @@
-// The ways to multiply (dot, lanes, columns, sorted and scattered columns, panel), and their shared
-// code.
+// The ways to multiply (dot, lanes, transposed, columns, sorted and scattered columns, panel), and
+// their shared code.
 #pragma once
 
 #include "core/formats.hpp"
@@ -22,11 +22,17 @@ void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
 void matmul_lanes(const MatmulKernels &kernels, const MatmulProblem &problem,
                   const RoundedCodebook &bf16_codebook, RowRange n);
 
+// The same with a lane for each row of x, for more rows of x in fp32.
+void matmul_transposed(const MatmulKernels &kernels, const MatmulProblem &problem,
+                       const RoundedCodebook &bf16_codebook, RowRange n);
+
 // For integer weights whose codes lie along the columns, in groups of whole steps.
 void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
                 const Int4MatmulProblem &problem, RowRange n);
 void matmul_lanes(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const Int4MatmulProblem &problem, RowRange n);
+void matmul_transposed(const DequantKernels &dequant, const MatmulKernels &kernels,
+                       const Int4MatmulProblem &problem, RowRange n);
 
 // For integer weights in words of GPTQ or AWQ, in groups of whole words.
 void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
