@@ -33,7 +33,7 @@ struct DotArgs {
   int64_t x_sums_stride = 0;
 };
 constexpr int kMaxDotM = 4;
-// The number of elements that are readable beyond the end of the scales and the zeros.
+// The number of elements that are accessible beyond the end of the scales and the zeros.
 constexpr int kScalePadding = 8;
 
 // Words to prefetch while others are multiplied: one for each row of words and each vector of rows.
