@@ -246,23 +246,24 @@ void transpose_x(const float *x, int64_t x_stride, int64_t elements, float *out,
   }
 }
 
-// The scales of a nested block, 8 at a time.
+// Computes the scales of a nested block, 8 at a time. The last 8 overlap with those before.
 void nested_scales(const uint8_t *codes, int64_t count, const float *table, float absmax,
                    float offset, float *out) {
-  const auto scales_of = [&](const uint8_t *some) {
-    const __m256i indices = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)some));
-    const __m256 products =
-        _mm256_mul_ps(_mm256_i32gather_ps(table, indices, sizeof *table), _mm256_set1_ps(absmax));
-    return _mm256_add_ps(products, _mm256_set1_ps(offset));
+  const auto scales = [=](__m128i some) {
+    const __m256 entries = _mm256_i32gather_ps(table, _mm256_cvtepu8_epi32(some), sizeof *table);
+    return _mm256_add_ps(_mm256_mul_ps(entries, _mm256_set1_ps(absmax)), _mm256_set1_ps(offset));
   };
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) _mm256_storeu_ps(out + i, scales_of(codes + i));
-  if (i == count) return;
-  uint8_t last[8] = {};
-  for (int64_t j = i; j < count; ++j) last[j - i] = codes[j];
-  float scales[8];
-  _mm256_storeu_ps(scales, scales_of(last));
-  for (int64_t j = i; j < count; ++j) out[j] = scales[j - i];
+  if (count < 8) {
+    uint64_t some = 0;
+    for (int64_t i = count; i-- > 0;) some = some << 8 | codes[i];
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
+    return _mm256_maskstore_ps(out, mask, scales(_mm_cvtsi64_si128(static_cast<int64_t>(some))));
+  }
+  for (int64_t i = 0; i < count; i += 8) {
+    const int64_t at = i + 8 <= count ? i : count - 8;
+    _mm256_storeu_ps(out + at, scales(_mm_loadl_epi64((const __m128i *)(codes + at))));
+  }
 }
 
 template <class T, bool kHighFirst>

@@ -40,13 +40,13 @@ class DotMultiplier {
         prepare_(kernels, dot_, problem),
         per_scale_(elements_per_scale(rows, cols_, kernels.unit)) {}
 
-  void operator()(RowRange n) {
-    const int64_t groups = ceil_divide(problem_.m, kMaxDotM);
+  void operator()(RowRange n, RowRange m) {
+    const int64_t count = m.end - m.begin, groups = ceil_divide(count, kMaxDotM);
     for (int64_t i = n.begin; i < n.end; i += kBlockN)
       for (int64_t group = 0; group < groups; ++group) {
-        const int64_t first = problem_.m * group / groups;
-        const int64_t last = problem_.m * (group + 1) / groups;
-        multiply({i, std::min(n.end, i + kBlockN)}, first, static_cast<int>(last - first));
+        const int64_t first = count * group / groups, last = count * (group + 1) / groups;
+        multiply({i, std::min(n.end, i + kBlockN)}, m.begin + first,
+                 static_cast<int>(last - first));
       }
   }
 
@@ -150,15 +150,15 @@ class DotMultiplier {
 }  // namespace
 
 void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
-                const RoundedCodebook &bf16_codebook, RowRange n) {
+                const RoundedCodebook &bf16_codebook, RowRange n, RowRange m) {
   using Multiplier = DotMultiplier<CodebookRows, MatmulProblem>;
-  Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n);
+  Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n, m);
 }
 
 void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
-                const Int4MatmulProblem &problem, RowRange n) {
+                const Int4MatmulProblem &problem, RowRange n, RowRange m) {
   using Multiplier = DotMultiplier<IntegerRows, Int4MatmulProblem>;
-  Multiplier(kernels, problem, {dequant, kernels, problem.weight})(n);
+  Multiplier(kernels, problem, {dequant, kernels, problem.weight})(n, m);
 }
 
 }  // namespace nf4::cpu

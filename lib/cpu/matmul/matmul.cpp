@@ -27,6 +27,16 @@ bool suits_look_up(const MatmulProblem &problem) {
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
 }
 
+// Multiplies all rows of x by transposed, but for the last ones where these are too few for a slice
+// and dot is faster.
+template <class Transposed, class Dot>
+void by_slices(int64_t m, const Transposed &transposed, const Dot &dot) {
+  constexpr int64_t kMaxRestM = 6;
+  const int64_t rest = m % kSliceM <= kMaxRestM ? m % kSliceM : 0;
+  transposed(RowRange{0, m - rest});
+  if (rest > 0) dot(RowRange{m - rest, m});
+}
+
 }  // namespace
 
 const MatmulKernels &kernels_for(const MatmulSet &set, nf4_dtype dtype) {
@@ -82,10 +92,13 @@ void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
                    const RoundedCodebook &bf16_codebook, RowRange n) {
   const MatmulKernels &kernels = kernels_for(set, problem.dtype);
   if (suits_look_up(problem)) {
-    if (problem.m <= kernels.max_dot_m) return matmul_dot(kernels, problem, bf16_codebook, n);
+    const auto dot = [&](RowRange m) { matmul_dot(kernels, problem, bf16_codebook, n, m); };
+    if (problem.m <= kernels.max_dot_m) return dot({0, problem.m});
     if (kernels.lanes != nullptr) return matmul_lanes(kernels, problem, bf16_codebook, n);
     if (kernels.transpose_x != nullptr)
-      return matmul_transposed(kernels, problem, bf16_codebook, n);
+      return by_slices(
+          problem.m, [&](RowRange m) { matmul_transposed(kernels, problem, bf16_codebook, n, m); },
+          dot);
   }
   matmul_panel(set.dequant, kernels, problem, n);
 }
@@ -102,9 +115,13 @@ void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, 
   if (weight.g_idx != nullptr || (in_rows && !for_panel))
     return matmul_sorted_columns(set.dequant, kernels, problem, n);
   if (in_rows && whole_steps) {
-    if (problem.m <= kernels.max_dot_m) return matmul_dot(set.dequant, kernels, problem, n);
+    const auto dot = [&](RowRange m) { matmul_dot(set.dequant, kernels, problem, n, m); };
+    if (problem.m <= kernels.max_dot_m) return dot({0, problem.m});
     if (kernels.lanes != nullptr) return matmul_lanes(set.dequant, kernels, problem, n);
-    if (kernels.transpose_x != nullptr) return matmul_transposed(set.dequant, kernels, problem, n);
+    if (kernels.transpose_x != nullptr)
+      return by_slices(
+          problem.m, [&](RowRange m) { matmul_transposed(set.dequant, kernels, problem, n, m); },
+          dot);
   }
   if (!in_rows && weight.group_size % kInt4PerWord == 0 &&
       (problem.m <= kernels.max_columns_m || !for_panel))

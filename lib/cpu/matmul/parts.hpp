@@ -12,27 +12,29 @@
 
 namespace nf4::cpu {
 
-// Looks up each code and multiplies the entry in registers. It is for few rows of x, for cols that
-// are a multiple of kKernelStep, and for codebooks of ordinary numbers. bf16_codebook is the
+// Looks up each code and multiplies the entry in registers. It is for few rows m of x, for cols
+// that are a multiple of kKernelStep, and for codebooks of ordinary numbers. bf16_codebook is the
 // weight's, for bf16 kernels.
 void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
-                const RoundedCodebook &bf16_codebook, RowRange n);
+                const RoundedCodebook &bf16_codebook, RowRange n, RowRange m);
 
 // The same with a lane for each row of the weight, for more rows of x in bf16.
 void matmul_lanes(const MatmulKernels &kernels, const MatmulProblem &problem,
                   const RoundedCodebook &bf16_codebook, RowRange n);
 
-// The same with a lane for each row of x, for more rows of x in fp32.
+// The same with a lane for each row of x, for more rows of x in fp32. A slice of so many rows is
+// multiplied at once.
+constexpr int64_t kSliceM = 16;
 void matmul_transposed(const MatmulKernels &kernels, const MatmulProblem &problem,
-                       const RoundedCodebook &bf16_codebook, RowRange n);
+                       const RoundedCodebook &bf16_codebook, RowRange n, RowRange m);
 
 // For integer weights whose codes lie along the columns, in groups of whole steps.
 void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
-                const Int4MatmulProblem &problem, RowRange n);
+                const Int4MatmulProblem &problem, RowRange n, RowRange m);
 void matmul_lanes(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const Int4MatmulProblem &problem, RowRange n);
 void matmul_transposed(const DequantKernels &dequant, const MatmulKernels &kernels,
-                       const Int4MatmulProblem &problem, RowRange n);
+                       const Int4MatmulProblem &problem, RowRange n, RowRange m);
 
 // For integer weights in words of GPTQ or AWQ, in groups of whole words.
 void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,

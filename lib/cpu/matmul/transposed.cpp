@@ -17,18 +17,15 @@ namespace {
 // The rows of the weight for which x is transposed once, and those that are decoded at once.
 constexpr int64_t kBlockN = 144;
 constexpr int64_t kDecodedN = 24;
-// The rows of x that are transposed at once, and those that the kernel takes at once, which have
-// their columns side by side.
+// The rows of x that are transposed at once. The columns of a slice of them are side by side.
 constexpr int64_t kMaxM = 64;
-constexpr int64_t kSliceM = 16;
 // The columns that are decoded and transposed at once, so that they stay in the L1 cache, and those
 // whose scales are read at once.
 constexpr int64_t kColumns = 192;
-constexpr int64_t kScaledColumns = 2 * kColumns;
 constexpr int64_t kUnit = 64;
 // Codes and scales of this many rows ahead are prefetched.
 constexpr int64_t kRowsAhead = kDecodedN;
-constexpr int64_t kMaxScales = kScaledColumns / kMinBlocksize + 1;
+constexpr int64_t kMaxScales = 13;
 
 template <class Rows, class Problem>
 class TransposedMultiplier {
@@ -40,14 +37,15 @@ class TransposedMultiplier {
         rows_(rows),
         cols_(problem.weight.cols),
         prepare_(kernels, dot_, problem),
-        per_scale_(elements_per_scale(rows, cols_, kUnit)) {}
+        per_scale_(elements_per_scale(rows, cols_, kUnit)),
+        scaled_columns_((kMaxScales - 1) * per_scale_ / kColumns * kColumns) {}
 
-  void operator()(RowRange n) {
-    const int64_t slices = ceil_divide(problem_.m, kSliceM);
+  void operator()(RowRange n, RowRange all) {
+    const int64_t slices = ceil_divide(all.end - all.begin, kSliceM);
     const int64_t groups = ceil_divide(slices, kMaxM / kSliceM);
     for (int64_t group = 0; group < groups; ++group) {
-      const RowRange m{slices * group / groups * kSliceM,
-                       std::min(problem_.m, slices * (group + 1) / groups * kSliceM)};
+      const RowRange m{all.begin + slices * group / groups * kSliceM,
+                       std::min(all.end, all.begin + slices * (group + 1) / groups * kSliceM)};
       for (int64_t i = n.begin; i < n.end; i += kBlockN)
         multiply({i, std::min(n.end, i + kBlockN)}, m);
     }
@@ -59,7 +57,7 @@ class TransposedMultiplier {
     std::fill_n(sums_, kBlockN * lanes, 0.0f);
     for (int64_t k = 0; k < cols_; k += kColumns) {
       const int64_t elements = std::min(kColumns, cols_ - k);
-      if (k % kScaledColumns == 0) read_scales(n, k);
+      if (k % scaled_columns_ == 0) read_scales(n, k);
       transpose(m, lanes, k, elements);
       for (int64_t i = n.begin; i < n.end; i += kDecodedN) {
         const RowRange rows{i, std::min(n.end, i + kDecodedN)};
@@ -93,7 +91,7 @@ class TransposedMultiplier {
 
   // Reads the scales of rows n from column k on. A zero follows, for the end of a last unit.
   void read_scales(RowRange n, int64_t k) {
-    const int64_t elements = std::min(kScaledColumns, cols_ - k);
+    const int64_t elements = std::min(scaled_columns_, cols_ - k);
     const int64_t count = elements / per_scale_;
     for (int64_t i = 0; i < n.end - n.begin; ++i) {
       float *const scales = scales_ + i * kMaxScales, *const zeros = zeros_ + i * kMaxScales;
@@ -106,7 +104,7 @@ class TransposedMultiplier {
   // Decodes parts of rows, and as zeros what is missing in their last units. `first` counts the
   // rows of the block.
   void decode(RowRange n, int64_t first, int64_t k, int64_t elements) {
-    const int64_t scale = first * kMaxScales + k % kScaledColumns / per_scale_;
+    const int64_t scale = first * kMaxScales + k % scaled_columns_ / per_scale_;
     const int64_t tail = elements % kUnit;
     DecodeArgs args{rows_.codebook(),
                     rows_.packed() + n.begin * rows_.row_bytes() + k / 2,
@@ -162,7 +160,8 @@ class TransposedMultiplier {
   const Rows rows_;
   const int64_t cols_;
   const UnitsOfX<Problem> prepare_;
-  const int64_t per_scale_;                // in elements
+  const int64_t per_scale_;       // in elements
+  const int64_t scaled_columns_;  // whose scales are read at once, whole multiples of kColumns
   alignas(64) float x_[kMaxM * kColumns];  // [slice][column][row of the slice]
   alignas(64) float decoded_[kDecodedN * kColumns];
   alignas(64) float sums_[kBlockN * kMaxM];
@@ -174,15 +173,15 @@ class TransposedMultiplier {
 }  // namespace
 
 void matmul_transposed(const MatmulKernels &kernels, const MatmulProblem &problem,
-                       const RoundedCodebook &bf16_codebook, RowRange n) {
+                       const RoundedCodebook &bf16_codebook, RowRange n, RowRange m) {
   using Multiplier = TransposedMultiplier<CodebookRows, MatmulProblem>;
-  Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n);
+  Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n, m);
 }
 
 void matmul_transposed(const DequantKernels &dequant, const MatmulKernels &kernels,
-                       const Int4MatmulProblem &problem, RowRange n) {
+                       const Int4MatmulProblem &problem, RowRange n, RowRange m) {
   using Multiplier = TransposedMultiplier<IntegerRows, Int4MatmulProblem>;
-  Multiplier(kernels, problem, {dequant, kernels, problem.weight})(n);
+  Multiplier(kernels, problem, {dequant, kernels, problem.weight})(n, m);
 }
 
 }  // namespace nf4::cpu
