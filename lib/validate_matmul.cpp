@@ -156,6 +156,7 @@ void copy_plan_pointers(const Tensor &tensor, const nf4_matmul_args &args,
                         MatmulProblemOf<W> &problem) {
   copy_plan_pointers(tensor, problem.weight);
   problem.x = args.x;
+  problem.workspace = nullptr;  // a choice takes it for aligned, as a launch's is
 }
 
 // Adds the operands that an adapter needs.

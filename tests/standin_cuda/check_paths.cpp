@@ -166,73 +166,73 @@ struct Row {
   nf4_dtype dtype;
   int64_t m;
   Shape shape;
-  nf4_path t4, a100, l4, h200, b200;
+  nf4_path t4, a100, l4, h200, b200, rtx5090;
 };
 
 const Row kRows[] = {
     // Few rows of x by skinny kernels, where their shared memory fits, else by multistage kernels.
     // More by wgmma, or by multistage kernels up to a limit.
-    {forward, kFp16, 1, {}, kDense, kFused, kDense, kFused, kFused},
-    {forward, kBf16, 8, {}, kDense, kFused, kDense, kFused, kFused},
-    {forward, kBf16, 9, {}, kDense, kFused, kFused, kFused, kFused},
-    {forward, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused},
-    {forward, kBf16, 17, {}, kDense, kFused, kFused, kFused, kDense},
-    {forward, kFp16, 64, {}, kDense, kFused, kFused, kFused, kDense},
-    {forward, kFp16, 65, {}, kDense, kDense, kDense, kFused, kDense},
-    {forward, kFp16, 128, sized(8192, 4096), kDense, kFused, kFused, kFused, kDense},
-    {forward, kFp16, 129, sized(8192, 4096), kDense, kDense, kDense, kFused, kDense},
-    {forward, kBf16, 17, with(&Shape::codebook), kDense, kFused, kFused, kFused, kDense},
-    {forward, kFp16, 4096, {}, kDense, kDense, kDense, kFused, kDense},
-    {forward, kFp32, 1, {}, kDense, kFused, kDense, kFused, kFused},
-    {forward, kFp32, 17, {}, kDense, kDense, kDense, kDense, kDense},
+    {forward, kFp16, 1, {}, kDense, kFused, kDense, kFused, kFused, kDense},
+    {forward, kBf16, 8, {}, kDense, kFused, kDense, kFused, kFused, kDense},
+    {forward, kBf16, 9, {}, kDense, kFused, kFused, kFused, kFused, kFused},
+    {forward, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kFused},
+    {forward, kBf16, 17, {}, kDense, kFused, kFused, kFused, kDense, kFused},
+    {forward, kFp16, 64, {}, kDense, kFused, kFused, kFused, kDense, kFused},
+    {forward, kFp16, 65, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {forward, kFp16, 128, sized(8192, 4096), kDense, kFused, kFused, kFused, kDense, kFused},
+    {forward, kFp16, 129, sized(8192, 4096), kDense, kDense, kDense, kFused, kDense, kDense},
+    {forward, kBf16, 17, with(&Shape::codebook), kDense, kFused, kFused, kFused, kDense, kFused},
+    {forward, kFp16, 4096, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {forward, kFp32, 1, {}, kDense, kFused, kDense, kFused, kFused, kDense},
+    {forward, kFp32, 17, {}, kDense, kDense, kDense, kDense, kDense, kDense},
     // Only mma_64x64 multiplies these, also on Hopper, and is slow even where it has little to do.
-    {forward, kBf16, 1, blocks_of(32), kDense, kDense, kDense, kDense, kDense},
-    {forward, kBf16, 64, sized(1024, 200), kDense, kDense, kDense, kDense, kDense},
-    {forward, kBf16, 0, {}, kFused, kFused, kFused, kFused, kFused},
+    {forward, kBf16, 1, blocks_of(32), kDense, kDense, kDense, kDense, kDense, kDense},
+    {forward, kBf16, 64, sized(1024, 200), kDense, kDense, kDense, kDense, kDense, kDense},
+    {forward, kBf16, 0, {}, kFused, kFused, kFused, kFused, kFused, kFused},
     // Integers fit 99 KiB. Small groups are slow to dequantize.
-    {gptq, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused},
-    {gptq, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused},
-    {gptq, kBf16, 17, {}, kDense, kDense, kDense, kFused, kDense},
-    {gptq, kBf16, 64, groups_of(32), kDense, kFused, kFused, kFused, kFused},
-    {gptq, kBf16, 257, groups_of(32), kDense, kDense, kDense, kDense, kDense},
-    {gptq, kBf16, 4, with(&Shape::g_idx), kDense, kFused, kFused, kFused, kFused},
-    {gptq, kBf16, 300, with(&Shape::permutation), kDense, kDense, kDense, kFused, kDense},
-    {gptq, kFp32, 1, {}, kDense, kDense, kDense, kDense, kDense},
-    {awq, kBf16, 1, {}, kDense, kDense, kDense, kFused, kFused},
-    {awq, kBf16, 1, sized(2048, 512), kDense, kDense, kDense, kFused, kFused},
-    {awq, kBf16, 1, sized(2048, 256), kDense, kFused, kFused, kFused, kFused},
-    {awq, kBf16, 64, sized(16384, 256), kDense, kDense, kDense, kFused, kDense},
+    {gptq, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused, kFused},
+    {gptq, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kDense},
+    {gptq, kBf16, 17, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {gptq, kBf16, 64, groups_of(32), kDense, kFused, kFused, kFused, kFused, kFused},
+    {gptq, kBf16, 257, groups_of(32), kDense, kDense, kDense, kDense, kDense, kDense},
+    {gptq, kBf16, 4, with(&Shape::g_idx), kDense, kFused, kFused, kFused, kFused, kFused},
+    {gptq, kBf16, 300, with(&Shape::permutation), kDense, kDense, kDense, kFused, kDense, kDense},
+    {gptq, kFp32, 1, {}, kDense, kDense, kDense, kDense, kDense, kDense},
+    {awq, kBf16, 1, {}, kDense, kDense, kDense, kFused, kFused, kDense},
+    {awq, kBf16, 1, sized(2048, 512), kDense, kDense, kDense, kFused, kFused, kDense},
+    {awq, kBf16, 1, sized(2048, 256), kDense, kFused, kFused, kFused, kFused, kFused},
+    {awq, kBf16, 64, sized(16384, 256), kDense, kDense, kDense, kFused, kDense, kDense},
     // The gradient.
-    {gradient, kBf16, 16, {}, kDense, kDense, kDense, kFused, kFused},
-    {gradient, kBf16, 16, with(&Shape::codebook), kDense, kDense, kDense, kDense, kDense},
-    {gradient, kFp16, 17, {}, kDense, kDense, kDense, kFused, kDense},
-    {gradient, kBf16, 1024, {}, kDense, kDense, kDense, kFused, kDense},
-    {gradient, kBf16, 1025, {}, kDense, kDense, kDense, kDense, kDense},
-    {gradient, kFp32, 16, {}, kDense, kDense, kDense, kDense, kDense},
-    {gradient, kFp16, 17, blocks_of(32), kDense, kDense, kDense, kDense, kDense},
+    {gradient, kBf16, 16, {}, kDense, kDense, kDense, kFused, kFused, kDense},
+    {gradient, kBf16, 16, with(&Shape::codebook), kDense, kDense, kDense, kDense, kDense, kDense},
+    {gradient, kFp16, 17, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kBf16, 1024, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kBf16, 1025, {}, kDense, kDense, kDense, kDense, kDense, kDense},
+    {gradient, kFp32, 16, {}, kDense, kDense, kDense, kDense, kDense, kDense},
+    {gradient, kFp16, 17, blocks_of(32), kDense, kDense, kDense, kDense, kDense, kDense},
     // The adapters' rows have 1.94, 1.45, 0.36, 3.88 and 5.09 waves on an H200.
-    {gradient, kBf16, 2048, ranks(16), kDense, kDense, kDense, kFused, kDense},
-    {gradient, kBf16, 2048, ranks(17), kDense, kDense, kDense, kDense, kDense},
-    {gradient, kBf16, 1536, ranks(16), kDense, kDense, kDense, kDense, kDense},
-    {gradient, kBf16, 1536, ranks(8, 1024), kDense, kDense, kDense, kFused, kDense},
-    {gradient, kBf16, 4096, ranks(8), kDense, kDense, kDense, kFused, kDense},
-    {gradient, kBf16, 4096, ranks(4), kDense, kDense, kDense, kDense, kDense},
-    {gradient, kBf16, 1536, ranks(16, 14336), kDense, kDense, kDense, kFused, kDense},
-    {gradient, kBf16, 4097, ranks(16, 14336), kDense, kDense, kDense, kDense, kDense},
-    {lora_grad, kBf16, 512, ranks(64), kDense, kFused, kFused, kFused, kFused},
-    {lora_grad, kBf16, 512, ranks(65), kDense, kDense, kDense, kDense, kDense},
-    {lora_grad, kFp32, 512, ranks(8), kDense, kDense, kDense, kFused, kDense},
+    {gradient, kBf16, 2048, ranks(16), kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kBf16, 2048, ranks(17), kDense, kDense, kDense, kDense, kDense, kDense},
+    {gradient, kBf16, 1536, ranks(16), kDense, kDense, kDense, kDense, kDense, kDense},
+    {gradient, kBf16, 1536, ranks(8, 1024), kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kBf16, 4096, ranks(8), kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kBf16, 4096, ranks(4), kDense, kDense, kDense, kDense, kDense, kDense},
+    {gradient, kBf16, 1536, ranks(16, 14336), kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kBf16, 4097, ranks(16, 14336), kDense, kDense, kDense, kDense, kDense, kDense},
+    {lora_grad, kBf16, 512, ranks(64), kDense, kFused, kFused, kFused, kFused, kFused},
+    {lora_grad, kBf16, 512, ranks(65), kDense, kDense, kDense, kDense, kDense, kDense},
+    {lora_grad, kFp32, 512, ranks(8), kDense, kDense, kDense, kFused, kDense, kDense},
     // 4, 8, 32, 33 and 256 rows of x an expert.
-    {experts, kBf16, 512, {}, kFused, kFused, kFused, kFused, kFused},
-    {experts, kBf16, 1024, {}, kDense, kFused, kFused, kFused, kFused},
-    {experts, kBf16, 4096, {}, kDense, kFused, kFused, kFused, kFused},
-    {experts, kBf16, 4224, {}, kDense, kFused, kFused, kFused, kDense},
-    {experts, kBf16, 32768, {}, kDense, kDense, kDense, kFused, kDense},
-    {experts, kFp32, 8, {}, kDense, kDense, kDense, kDense, kDense},
-    {experts_gradient, kBf16, 512, {}, kFused, kFused, kFused, kFused, kFused},
-    {experts_gradient, kBf16, 32768, {}, kDense, kDense, kDense, kFused, kDense},
-    {int4_experts, kFp16, 512, {}, kFused, kFused, kFused, kFused, kFused},
-    {int4_experts, kFp16, 8, with(&Shape::g_idx), kDense, kDense, kDense, kDense, kDense},
+    {experts, kBf16, 512, {}, kFused, kFused, kFused, kFused, kFused, kFused},
+    {experts, kBf16, 1024, {}, kDense, kFused, kFused, kFused, kFused, kFused},
+    {experts, kBf16, 4096, {}, kDense, kFused, kFused, kFused, kFused, kFused},
+    {experts, kBf16, 4224, {}, kDense, kFused, kFused, kFused, kDense, kFused},
+    {experts, kBf16, 32768, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {experts, kFp32, 8, {}, kDense, kDense, kDense, kDense, kDense, kDense},
+    {experts_gradient, kBf16, 512, {}, kFused, kFused, kFused, kFused, kFused, kFused},
+    {experts_gradient, kBf16, 32768, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {int4_experts, kFp16, 512, {}, kFused, kFused, kFused, kFused, kFused, kFused},
+    {int4_experts, kFp16, 8, with(&Shape::g_idx), kDense, kDense, kDense, kDense, kDense, kDense},
 };
 
 nf4_path expected(const Row &row, const Gpu &gpu) {
@@ -241,6 +241,8 @@ nf4_path expected(const Row &row, const Gpu &gpu) {
   const char *const family = nf4::cuda::family_for(gpu.compute_capability)->name;
   if (gpu.compute_capability == kB200.compute_capability && std::strcmp(family, "sm80") == 0)
     return row.ask == experts || row.ask == forward ? row.b200 : row.a100;
+  if (gpu.compute_capability == kRtx5090.compute_capability && std::strcmp(family, "sm80") == 0)
+    return row.l4;
   switch (gpu.compute_capability) {
     case kT4.compute_capability:
       return row.t4;
@@ -250,12 +252,21 @@ nf4_path expected(const Row &row, const Gpu &gpu) {
       return row.l4;
     case kH200.compute_capability:
       return row.h200;
-    default:
+    case kB200.compute_capability:
       return row.b200;
+    default:
+      return row.rtx5090;
   }
 }
 
 }  // namespace
+
+// What earlier calls may leave below the caller's frame: addresses that are aligned or not.
+[[gnu::noinline]] void leave_on_stack(uint8_t byte) {
+  constexpr size_t kBytes = 16 << 10;
+  [[maybe_unused]] volatile uint8_t below[kBytes];
+  for (size_t i = 0; i < kBytes; ++i) below[i] = byte;
+}
 
 TEST_CASE("each GPU goes the way that is expected to be faster", "[standin]") {
   std::string found;
@@ -263,14 +274,16 @@ TEST_CASE("each GPU goes the way that is expected to be faster", "[standin]") {
     found += in_child([&]() -> std::string {
       set_gpus({gpu});
       std::string wrong;
-      for (const Row &row : kRows) {
-        nf4_path path = 0;
-        const nf4_status status = row.ask(row.dtype, row.m, row.shape, &path);
-        if (status == NF4_STATUS_OK && path == expected(row, gpu)) continue;
-        wrong += "row " + std::to_string(&row - kRows) + " on " +
-                 std::to_string(gpu.compute_capability) + ": " + std::to_string(path) + ", " +
-                 (status == NF4_STATUS_OK ? "" : nf4_last_error()) + "\n";
-      }
+      for (const Row &row : kRows)
+        for (const uint8_t left : {0x00, 0x55}) {
+          nf4_path path = 0;
+          leave_on_stack(left);
+          const nf4_status status = row.ask(row.dtype, row.m, row.shape, &path);
+          if (status == NF4_STATUS_OK && path == expected(row, gpu)) continue;
+          wrong += "row " + std::to_string(&row - kRows) + " on " +
+                   std::to_string(gpu.compute_capability) + ": " + std::to_string(path) + ", " +
+                   (status == NF4_STATUS_OK ? "" : nf4_last_error()) + "\n";
+        }
       nf4_device info{};
       info.struct_size = sizeof info;
       const bool timed = gpu.compute_capability == kH200.compute_capability;
@@ -281,4 +294,48 @@ TEST_CASE("each GPU goes the way that is expected to be faster", "[standin]") {
     });
   }
   CHECK(found == "");
+}
+
+// What nf4 doctor prints: of a weight of 4096 x 4096 in fp16, the fewest and the most rows of x
+// that libnf4's kernels take (fused_from and fused_rows of bindings/python/nf4/_paths.py); 0 where
+// they take none.
+TEST_CASE("rows of x that libnf4's kernels take, on each GPU", "[standin]") {
+  struct Rows {
+    int64_t fewest, most;
+  };
+  struct OfGpu {
+    Gpu gpu;
+    const char *family;
+    Rows codes, integers;
+  };
+  constexpr OfGpu kOfGpus[] = {
+      {kT4, "sm75", {0, 0}, {0, 0}},       {kA100, "sm80", {1, 64}, {1, 16}},
+      {kL4, "sm80", {9, 64}, {1, 16}},     {kH200, "sm90", {1, 4096}, {1, 4096}},
+      {kB200, "sm90", {1, 16}, {1, 16}},   {kB200, "sm80", {1, 16}, {1, 16}},
+      {kRtx5090, "sm90", {9, 64}, {1, 2}}, {kRtx5090, "sm80", {9, 64}, {1, 16}},
+  };
+  const auto fused = [](Ask ask, int64_t m) {
+    nf4_path path = kDense;
+    return ask(kFp16, m, {}, &path) == NF4_STATUS_OK && path == kFused;
+  };
+  const auto rows_of = [&](Ask ask) {
+    int64_t fewest = 1;
+    while (fewest < 4096 && !fused(ask, fewest)) ++fewest;
+    for (const int64_t most : {4096, 1024, 256, 64, 16, 8, 4, 2, 1})
+      if (fused(ask, most)) return Rows{fewest, most};
+    return Rows{0, 0};
+  };
+  const auto text = [](const Rows &codes, const Rows &integers) {
+    return std::to_string(codes.fewest) + " to " + std::to_string(codes.most) + ", integers " +
+           std::to_string(integers.fewest) + " to " + std::to_string(integers.most);
+  };
+  for (const OfGpu &each : kOfGpus) {
+    const auto *const family = nf4::cuda::family_for(each.gpu.compute_capability);
+    if (family == nullptr || std::strcmp(family->name, each.family) != 0) continue;
+    INFO("compute capability " << each.gpu.compute_capability << ", " << each.family);
+    CHECK(in_child([&] {
+            set_gpus({each.gpu});
+            return text(rows_of(forward), rows_of(gptq));
+          }) == text(each.codes, each.integers));
+  }
 }

@@ -14,11 +14,12 @@ constexpr Gpu kA100{80, 108, 163 << 10};
 constexpr Gpu kL4{89, 58, 99 << 10};
 constexpr Gpu kH200{90, 132, 227 << 10};
 constexpr Gpu kB200{100, 148, 227 << 10};
+constexpr Gpu kRtx5090{120, 170, 99 << 10};
 
 // Those for which this build has kernels.
 inline std::vector<Gpu> gpus() {
   std::vector<Gpu> found;
-  for (const Gpu &gpu : {kT4, kA100, kL4, kH200, kB200})
+  for (const Gpu &gpu : {kT4, kA100, kL4, kH200, kB200, kRtx5090})
     if (cuda::family_for(gpu.compute_capability) != nullptr) found.push_back(gpu);
   return found;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import os
@@ -14,7 +15,9 @@ import checkpoint_helpers as helpers
 import nf4
 import pytest
 from checkpoint_helpers import command, run_cli
+from nf4.checkpoint.dtypes import FLOATS
 from nf4.cli import main
+from nf4.cli.main import build_parser
 
 COMMANDS = ("quantize", "dequantize", "inspect", "verify", "doctor")
 
@@ -63,6 +66,8 @@ WRONG = [
     ["quantize", "a", "b", "--threads", "-1"],
     ["quantize", "a", "b", "--threads", "many"],
     ["dequantize", "a", "b", "--dtype", "fp8"],
+    ["dequantize", "a", "b", "--dtype", "uint8"],
+    ["quantize", "a", "b", "--compute-dtype", "fp8"],
     ["inspect"],
     ["verify"],
     ["doctor", "extra"],
@@ -74,6 +79,35 @@ def test_wrong_usage(arguments, capsys):
     assert main(arguments) == 2
     stdout, stderr = capsys.readouterr()
     assert stdout == "" and "usage: nf4" in stderr
+
+
+def options_of_dtypes() -> list[tuple[str, argparse.Action]]:
+    """Every option that takes a dtype of floats, with its command."""
+    (commands,) = (each.choices for each in build_parser()._actions if each.dest == "command")
+    dtypes = {dtype for ours, torchs, _ in FLOATS for dtype in (ours, torchs)}
+    return [
+        (name, action)
+        for name, parser in commands.items()
+        for action in parser._actions
+        if dtypes & set(action.choices or ())
+    ]
+
+
+def test_a_dtype_has_two_names_in_every_option():
+    found = options_of_dtypes()
+    assert {action.option_strings[0] for _, action in found} == {
+        "--dtype",
+        "--compute-dtype",
+        "--quant-storage",
+    }
+    for name, action in found:
+        for ours, torchs, _ in FLOATS:
+            got = {
+                getattr(build_parser().parse_args([name, "a", "b", option, dtype]), action.dest)
+                for option in action.option_strings
+                for dtype in (ours, torchs)
+            }
+            assert len(got) == 1 and got <= {ours, torchs} & set(action.choices)
 
 
 def test_too_many_threads_is_usage(model, tmp_path, capsys):

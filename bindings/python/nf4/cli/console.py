@@ -8,12 +8,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
 
+from nf4.checkpoint.dtypes import NF4_TO_TORCH, TORCH_TO_NF4
 from nf4.checkpoint.errors import printable
 from nf4.cli.exits import EPILOG, Exit
 
@@ -134,6 +135,19 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="CPU threads at most (default: one per processor)",
     )
+
+
+def add_dtype(
+    parser: argparse.ArgumentParser, option: str, names: Collection[str], **more: Any
+) -> None:
+    """Adds an option that takes one of these dtypes, by libnf4's name or by torch's: bf16 and
+    bfloat16 are the same. The program gets the one that is in `names`."""
+
+    def name_of(text: str) -> str:
+        other = NF4_TO_TORCH.get(text) or TORCH_TO_NF4.get(text)
+        return other if other in names else text
+
+    parser.add_argument(option, type=name_of, choices=tuple(names), **more)
 
 
 def add_conversion(parser: argparse.ArgumentParser, *, threads: bool = True) -> None:

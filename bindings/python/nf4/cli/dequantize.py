@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from nf4.checkpoint.convert import dequantize_checkpoint
-from nf4.cli.console import add_command, add_conversion
+from nf4.cli.console import add_command, add_conversion, add_dtype
 from nf4.cli.conversion import run_conversion
 
 _DESCRIPTION = """\
@@ -20,9 +20,10 @@ A warning says where transformers does not load experts that have a matrix each.
 def add_parser(commands: Any) -> None:
     parser = add_command(commands, "dequantize", run, "a 4-bit model to a dense one", _DESCRIPTION)
     add_conversion(parser)
-    parser.add_argument(
+    add_dtype(
+        parser,
         "--dtype",
-        choices=("bf16", "fp16", "fp32"),
+        ("bf16", "fp16", "fp32"),
         help="the dtype of the dequantized weights (default: each weight's dtype before "
         "quantization; for integers the model's dtype in config.json, or that of their scales)",
     )

@@ -12,7 +12,7 @@ from nf4.checkpoint.dtypes import STORAGE, TORCH_TO_NF4
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.int4_layouts import LAYOUTS
 from nf4.checkpoint.quantize_plan import QuantizeOptions
-from nf4.cli.console import add_command, add_conversion
+from nf4.cli.console import add_command, add_conversion, add_dtype
 from nf4.cli.conversion import run_conversion
 
 _DESCRIPTION = """\
@@ -84,16 +84,18 @@ def add_parser(commands: Any) -> None:
         metavar="PATTERN",
         help="quantize only these modules, regardless of the default rules (may be repeated)",
     )
-    parser.add_argument(
+    add_dtype(
+        parser,
         "--compute-dtype",
+        tuple(TORCH_TO_NF4),
         dest="compute",
-        choices=tuple(TORCH_TO_NF4),
         help="bnb_4bit_compute_dtype of config.json (default: the model's dtype)",
     )
-    parser.add_argument(
+    add_dtype(
+        parser,
         "--quant-storage",
+        tuple(STORAGE),
         dest="storage",
-        choices=tuple(STORAGE),
         help="the dtype that the packed bytes are stored as, for FSDP (default: uint8)",
     )
     parser.add_argument(

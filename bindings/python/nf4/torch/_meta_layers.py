@@ -4,7 +4,6 @@ Importing this imports transformers."""
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +16,10 @@ from nf4.checkpoint.dtypes import FILE_TO_NF4
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.stacks import names_of, parameter_of
 from nf4.checkpoint.weights import Weight
+from nf4.torch._annotations import PreTrainedModel
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Experts, NF4Linear, QuantizedLinear
 from nf4.typing import DTypeLike
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,13 @@ from nf4.checkpoint.stacks import parameter_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
+from nf4.torch._annotations import PreTrainedModel
 from nf4.torch._frozen_quantizer import FrozenQuantizer, StoredConfig
 from nf4.torch._replacing_layers import take_along
 from nf4.torch.distributed._reading import dtype_of, read_part
 from nf4.torch.distributed.empty_models import compute_dtype_of, put_layers
 from nf4.torch.experts import save_as_stacks
 from nf4.torch.modules.nf4_weight import NF4Weight
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # The tensors beside a weight's codes. transformers has no place for them.
 _SCALES = r"\.(nested_)?(absmax|quant_map)$|\.quant_state\.bitsandbytes__(nf4|fp4)$"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,13 +13,11 @@ from nf4.checkpoint.quantization import config_path
 from nf4.checkpoint.stacks import is_stack
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
+from nf4.torch._annotations import PreTrainedModel
 from nf4.torch._checks import require_transformers, torch_dtype
 from nf4.torch._model_source import require_no_adapter
 from nf4.torch.modules.base import torch_device
 from nf4.typing import DTypeLike
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def load(

@@ -7,7 +7,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,13 @@ from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.errors import InvalidArgument, kind_of, shown
 from nf4.torch import _siblings, functional
+from nf4.torch._annotations import PreTrainedModel
 from nf4.torch._checks import require_finite, require_transformers, torch_dtype
 from nf4.torch._replacing_layers import is_in_4_bits, made_of, take_along
 from nf4.torch.experts import quantize_stack, save_as_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.modules.base import torch_device
 from nf4.typing import DTypeLike, Int4Layout
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _FORMATS = ("nf4", "fp4", "int4")
 _QUANTIZED = (

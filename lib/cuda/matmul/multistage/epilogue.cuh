@@ -6,7 +6,7 @@
 
 #include "cuda/element.cuh"
 #include "cuda/lora/term.cuh"
-#include "cuda/matmul/multistage/scheduler.cuh"
+#include "cuda/matmul/multistage/scheduler.hpp"
 #include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/matmul/workspace.hpp"
 #include "cuda/ptx/mma.cuh"

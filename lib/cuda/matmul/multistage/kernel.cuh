@@ -20,6 +20,11 @@
 namespace nf4::cuda {
 namespace {
 
+struct ThisCta {
+  __device__ __forceinline__ int cta() const { return static_cast<int>(blockIdx.x); }
+  __device__ __forceinline__ int ctas() const { return static_cast<int>(gridDim.x); }
+};
+
 template <class Arch, class Weight, int TileM>
 __global__ void __launch_bounds__(kMultistageThreads, 1)
     matmul_multistage(const __grid_constant__ typename Weight::Args args) {
@@ -31,7 +36,7 @@ __global__ void __launch_bounds__(kMultistageThreads, 1)
   Mainloop mainloop(args, dynamic, Weight::fill(args, dynamic));
   __syncthreads();
   const StreamKReduction<typename Weight::Args, TileM / 8> reduction(args);
-  for (StreamKTiles tiles(args.schedule); tiles.is_valid(); tiles.advance()) {
+  for (StreamKTiles<ThisCta> tiles(args.schedule); tiles.is_valid(); tiles.advance()) {
     const TilePart part = tiles.part();
     typename Mainloop::Sums sums;
     mainloop.run(part, sums);

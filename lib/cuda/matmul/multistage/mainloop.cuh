@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "cuda/matmul/configs.hpp"
-#include "cuda/matmul/multistage/scheduler.cuh"
+#include "cuda/matmul/multistage/scheduler.hpp"
 #include "cuda/matmul/multistage/x_stage.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/mma.cuh"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,14 +20,12 @@ from nf4.checkpoint.stacks import is_stack, names_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
+from nf4.torch._annotations import PreTrainedModel
 from nf4.torch._checks import require_transformers, torch_dtype
 from nf4.torch._model_source import class_and_config, require_no_adapter, set_generation
 from nf4.torch.experts import put, save_as_stacks
 from nf4.torch.modules import NF4Experts
 from nf4.typing import DTypeLike
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def empty_model(

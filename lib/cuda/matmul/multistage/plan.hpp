@@ -1,0 +1,22 @@
+// How a multistage kernel divides a product. Calls no CUDA, so tests without a GPU cover it.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/matmul/multistage/scheduler.hpp"
+#include "cuda/matmul/workspace.hpp"
+
+namespace nf4::cuda {
+
+struct MultistagePlan {
+  TileSchedule schedule;
+  int64_t ctas;
+};
+
+// Plans a configuration that can run the product, with the product's own workspace. There is at
+// most one CTA for each multiprocessor, and where CTAs share tiles, the workspace has flags and
+// room for the sums of each.
+MultistagePlan plan_multistage(const MatmulSize &size, int config, int multiprocessors,
+                               const MatmulWorkspace &workspace);
+
+}  // namespace nf4::cuda
