@@ -59,6 +59,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
 
 
+def pytest_sessionfinish() -> None:
+    if "warm" in sys.modules:
+        sys.modules["warm"].end()
+
+
 def compile_c(source: Path, output: Path, *arguments: str) -> Path:
     """Compiles C against nf4.h; the test is skipped where there is no compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
