@@ -1,6 +1,7 @@
 """Python programs that need torch: each is a fork of one process that has imported it, and what
 else takes seconds (warm_process.py). A test of what an interpreter does when it starts, or of what
-is imported before torch, needs a process of its own."""
+is imported before torch, needs a process of its own. So do all where there is a GPU: CUDA cannot be
+used in a fork once an import has asked for GPUs."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _PROGRAM = Path(__file__).with_name("warm_process.py")
+_HAS_GPU = Path("/dev/nvidiactl").exists()
 
 
 @functools.cache
@@ -42,7 +44,12 @@ def run(
     """What `python program arguments` does, or, of a string, `python -c program arguments`, where
     torch has one thread."""
     is_file = isinstance(program, Path)
-    argv: Sequence[str] = [str(program) if is_file else "-c", *map(str, arguments)]
+    begin = [str(program)] if is_file else ["-c", str(program)]
+    argv: Sequence[str] = [begin[0], *map(str, arguments)]
+    if _HAS_GPU:
+        environment = {**(os.environ if env is None else env), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *begin, *argv[1:]]
+        return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True)
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, name) for name in ("stdout", "stderr")]
         request = {
