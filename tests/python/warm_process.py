@@ -58,10 +58,12 @@ def _next() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    gc.disable()
     for name in MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()  # leaves what is shared with forks as it is
+    gc.enable()
     program = _next()
     _become(program)
     # What it raises ends this process as it would end one that had started with it.
