@@ -36,6 +36,18 @@ def needs_cuda(header: Path, lib: Path, seen: set[Path] | None = None) -> bool:
     return any(needs_cuda(path, lib, seen) for path in inner if path.exists())
 
 
+def read_by_kernels(lib: Path) -> set[Path]:
+    """What sources of kernels include, and what that includes."""
+    found: set[Path] = set()
+    todo = [path for path in lib.rglob("*") if path.suffix in {".cu", ".cuh"}]
+    while todo:
+        path = todo.pop()
+        if path not in found and path.exists():
+            found.add(path)
+            todo += [lib / target for target in INCLUDE.findall(path.read_text())]
+    return found
+
+
 def nvcc_complaint(nvcc: str, flags: list[str], unit_name: str, source: str) -> str | None:
     """As `complaint`, with nvcc, which reads no standard input."""
     with tempfile.TemporaryDirectory() as folder:
@@ -46,20 +58,22 @@ def nvcc_complaint(nvcc: str, flags: list[str], unit_name: str, source: str) -> 
     return None if run.returncode == 0 else run.stderr + run.stdout
 
 
-def cuda_complaint(header: Path, nvcc: str, includes: list[str], source: str) -> str | None:
-    """To PTX, where __CUDA_ARCH__ is defined; a .hpp, which .cpp files include, by the host's
-    compiler, too. A .cuh is read without __CUDA_ARCH__ where a .hpp includes it alone: nvcc's own
-    pass for the host would take as long again as that to PTX."""
+def cuda_complaint(
+    header: Path, nvcc: str, includes: list[str], source: str, of_kernels: bool
+) -> str | None:
+    """To PTX, where __CUDA_ARCH__ is defined, if kernels are compiled with it; a .hpp, which .cpp
+    files include, by the host's compiler, too. A .cuh is read without __CUDA_ARCH__ where a .hpp
+    includes it alone: nvcc's own pass for the host would take as long again as that to PTX."""
     on_device = ["-arch=sm_75", "-ptx", *includes]
     on_host = ["-Xcompiler=-fsyntax-only", "-c", *includes]
-    wrong = nvcc_complaint(nvcc, on_device, "unit.cu", source)
+    wrong = nvcc_complaint(nvcc, on_device, "unit.cu", source) if of_kernels else None
     if wrong is None and header.suffix == ".hpp":
         wrong = nvcc_complaint(nvcc, on_host, "unit.cpp", source)
     return wrong
 
 
 def check_of(
-    header: Path, lib: Path, cxx: str, nvcc: str, includes: list[str]
+    header: Path, lib: Path, cxx: str, nvcc: str, includes: list[str], of_kernels: bool
 ) -> Callable[[], str | None] | str:
     """What compiles the header and returns the complaint, or why it is skipped."""
     source = f'#include "{header.relative_to(lib)}"\n'
@@ -72,7 +86,7 @@ def check_of(
         flags = ["-xc++", "-fsyntax-only", *FLAGS, *(VECTOR_FLAGS * vectors), *includes]
         return functools.partial(complaint, cxx, flags, source)
     if nvcc:
-        return functools.partial(cuda_complaint, header, nvcc, includes, source)
+        return functools.partial(cuda_complaint, header, nvcc, includes, source, of_kernels)
     return "needs nvcc, and this build has no CUDA"
 
 
@@ -89,8 +103,12 @@ def main() -> None:
     includes = [f"-I{path}" for path in (lib, options.root / "include", options.generated)]
     includes.append(f"-I{options.generated / 'cuda'}")
     headers = sorted(path for path in lib.rglob("*") if path.suffix in {".hpp", ".cuh"})
+    kernels = read_by_kernels(lib)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        checks = [check_of(each, lib, options.cxx, options.nvcc, includes) for each in headers]
+        checks = [
+            check_of(each, lib, options.cxx, options.nvcc, includes, each in kernels)
+            for each in headers
+        ]
         results = [each if isinstance(each, str) else pool.submit(each) for each in checks]
         for header, result in zip(headers, results, strict=True):
             name = str(header.relative_to(lib))

@@ -308,6 +308,7 @@ TEST_CASE("tree_sum adds whole levels", "[core]") {
 
 TEST_CASE("the GPU's table of buckets finds the code that counting thresholds finds", "[core]") {
   Rng rng(0x9000000);
+  int compared = 0;
   for (int i = 0; i < 3000; ++i) {
     const CodebookKind kind = codebook_kind(i % kCodebookKindCount);
     const std::vector<float> own = random_codebook(rng, kind);
@@ -325,8 +326,12 @@ TEST_CASE("the GPU's table of buckets finds the code that counting thresholds fi
       if (!(std::fabs(x) <= 1 + 0x1p-22f)) continue;
       const cuda::Bucket &bucket = tables.buckets[cuda::bucket_number(x) & 31];
       const uint32_t code = (x > bucket.threshold ? bucket.codes >> 24 : bucket.codes >> 28) & 15u;
+      ++compared;
+      // An assertion for each probe would take most of the time.
+      if (code == encode(tables.quantizer, x, 1.0f)) continue;
       INFO("x " << x << ", codebook " << i);
       REQUIRE(code == encode(tables.quantizer, x, 1.0f));
     }
   }
+  CHECK(compared > 500000);
 }

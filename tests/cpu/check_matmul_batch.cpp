@@ -107,7 +107,7 @@ void check_thread_counts(Batch &batch) {
 }  // namespace
 
 TEST_CASE("products in one call have the bits of one call each", "[matmul]") {
-  for (int i = 0; i < kBatches; ++i) {
+  for (int i = 0; i < cases_of(kBatches); ++i) {
     Rng rng(0xf000000 + i);
     const std::vector<MatmulCase> cases = random_cases(rng);
     for (const cpu::Variant *variant : supported_variants()) {

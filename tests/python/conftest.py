@@ -2,6 +2,7 @@
 library of $NF4_LIBRARY or build/."""
 
 import ctypes
+import gc
 import importlib.util
 import json
 import os
@@ -17,6 +18,10 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+
+# What the tests import stays, torch and transformers above all. The collector would look at it
+# again and again, which takes a fifth of the time of tests.
+gc.disable()
 
 # bitsandbytes is what libnf4 is compared with, on kernels of its own.
 os.environ["NF4_BITSANDBYTES"] = "0"
@@ -57,6 +62,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"{kind}: {results} results, {elements} elements, {differing} differ"
         )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    if "warm" in sys.modules:
+        sys.modules["warm"].end()
 
 
 def compile_c(source: Path, output: Path, *arguments: str) -> Path:

@@ -1,9 +1,8 @@
 // main() of the GPU tests. Without a usable GPU all of them are skipped, with the reason.
-#define CATCH_CONFIG_RUNNER
 #include <cstdio>
 
 #include "nf4/nf4.h"
-#include "support/catch.hpp"
+#include "support/run_tests.hpp"
 
 int main(int argc, char **argv) {
   constexpr int kSkipped = 77;  // the status that Meson takes for a skip
@@ -13,5 +12,5 @@ int main(int argc, char **argv) {
     std::printf("SKIP: %s\n", nf4_last_error());
     return kSkipped;
   }
-  return Catch::Session().run(argc, argv);
+  return nf4::test::run_tests(argc, argv);
 }

@@ -1,9 +1,11 @@
 """Checks that several processes run together, on the CPU with gloo, or on a GPU each with nccl:
 started once for all of them, as that takes longer than they do."""
 
+import ctypes
 import datetime
 import importlib
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -11,9 +13,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+import warm
 from limits import HANG
 
 TIMEOUT = datetime.timedelta(seconds=HANG)
+M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 def _main(rank, world, module, names, folder, backend):
@@ -38,8 +42,12 @@ def _main(rank, world, module, names, folder, backend):
     dist.destroy_process_group()
 
 
-def _fork(_, world, module, names, folder, backend):
+def fork(world, module, names, folder, backend):
     """Starts the ranks, which share what the checks import: that takes seconds in each."""
+    # What malloc reads when a process starts.
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        threshold = int(os.environ["MALLOC_MMAP_THRESHOLD_"])
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, threshold)
     importlib.import_module(module)
     arguments = (world, module, names, folder, backend)
     torch.multiprocessing.start_processes(_main, arguments, nprocs=world, start_method="fork")
@@ -49,14 +57,16 @@ def run(module, names, world, folder, backend="gloo"):
     """What each check raised on each rank, by its name; None where it passed. Those after one that
     failed are not run."""
     arguments = (world, module, names, str(folder), backend)
-    try:
-        # CUDA cannot be used in a child of fork() where what is imported has started it.
-        if backend == "nccl":
+    # CUDA cannot be used in a child of fork() where what is imported has started it.
+    if backend == "nccl":
+        try:
             torch.multiprocessing.spawn(_main, arguments, nprocs=world)
-        else:
-            torch.multiprocessing.spawn(_fork, arguments, nprocs=1)
-    except Exception as error:
-        print(error, file=sys.stderr)
+        except Exception as error:
+            print(error, file=sys.stderr)
+    else:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        code = "import json, ranks, sys; ranks.fork(*json.loads(sys.argv[1]))"
+        print(warm.run(code, json.dumps(arguments), env=environment).stderr, file=sys.stderr)
     files = [Path(folder, f"{rank}.json") for rank in range(world)]
     found = [json.loads(each.read_text()) if each.exists() else {} for each in files]
     return {name: [each.get(name, "not run") for each in found] for name in names}

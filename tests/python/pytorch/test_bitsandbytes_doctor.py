@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nf4
 import pytest
 import torch_cases
+import warm
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch", "bitsandbytes")
@@ -61,15 +63,9 @@ assert backend.served() is None
 """
 
 
-def run(code, environment) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-
-
 def test_registered_before_bitsandbytes_is_imported(installed):
     """The entry point registers, too, in the middle of the import; once is enough."""
-    result = run(REGISTERED_FIRST, installed)
+    result = warm.run(REGISTERED_FIRST, env=installed)
     assert result.returncode == 0, result.stderr
 
 
@@ -78,6 +74,8 @@ from importlib.util import find_spec
 from bitsandbytes.functional import has_avx512bf16
 print(bool(has_avx512bf16()) and find_spec("kernels") is None)
 """
+# As the import of torch does by the entry point.
+HOLD_BACK = "import _nf4_quiet; _nf4_quiet.hold_back()"
 NO_KERNEL = """
 import logging, torch
 logging.getLogger("bitsandbytes.backends.cpu.ops").warning("before")
@@ -93,10 +91,15 @@ log.warning("Failed to load CPU gemm_4bit_forward, for the second time")
 def test_what_bitsandbytes_says_of_its_kernel_appears_where_it_means_something(
     switch, lines, installed
 ):
-    result = run(NO_KERNEL, installed | {"NF4_BITSANDBYTES": switch})
+    environment = installed | {"NF4_BITSANDBYTES": switch}
+    if switch == "1":  # that it is held back from the import of torch on is tested here alone
+        command = [sys.executable, "-c", NO_KERNEL]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    else:
+        result = warm.run(HOLD_BACK + NO_KERNEL, env=environment)
     assert result.returncode == 0, result.stderr
     # bitsandbytes itself says so, too, on CPUs with AVX512-BF16, where libnf4 makes it answer no.
-    asked = run(SAYS_SO_ITSELF, installed | {"NF4_BITSANDBYTES": "0"})
+    asked = warm.run(SAYS_SO_ITSELF, env=installed | {"NF4_BITSANDBYTES": "0"})
     own = asked.stdout.split()[-1] == "True"
     found = result.stderr.count("Failed to load CPU gemm_4bit_forward from kernels-community")
     assert found == lines * (1 + own)
@@ -106,13 +109,13 @@ def test_what_bitsandbytes_says_of_its_kernel_appears_where_it_means_something(
 
 def test_it_appears_where_nothing_is_served(installed):
     failing = FAILING.replace("import bitsandbytes\n", NO_KERNEL + "\n", 1)
-    result = run(failing, installed)
+    result = warm.run(HOLD_BACK + failing, env=installed)
     assert result.returncode == 0, result.stderr
     assert "gemm_4bit_forward from kernels-community: none" in result.stderr
 
 
 def test_whatever_goes_wrong_bitsandbytes_is_imported(installed):
-    result = run(FAILING, installed)
+    result = warm.run(HOLD_BACK + FAILING, env=installed)
     assert result.returncode == 0, result.stderr
     assert "libnf4 does not serve bitsandbytes" in result.stderr
     assert "AttributeError" in result.stderr and "no_such_name" in result.stderr
@@ -133,10 +136,17 @@ def test_doctor_says_what_is_served(installed):
     assert off == {"active": False, "reason": "NF4_BITSANDBYTES=0 is set"}
 
 
-def test_a_peft_that_cannot_be_imported(installed, tmp_path):
+def test_a_peft_that_cannot_be_imported(installed, tmp_path, monkeypatch):
+    def run(command, **_):
+        return warm.run(command[-1], env=installed)
+
+    subprocesses = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(doctor_bitsandbytes, "subprocess", subprocesses)
+    monkeypatch.setattr(doctor_bitsandbytes, "_is_found", lambda: True)
+    monkeypatch.setenv("NF4_BITSANDBYTES", "1")
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft" / "__init__.py").write_text("raise ImportError('too old a transformers')")
-    found = doctor(installed)
+    found = doctor_bitsandbytes.diagnose("0.50.2")
     assert found["active"] and found["peft"] is None
     assert found["reason"] == "PEFT cannot be imported: too old a transformers"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch_cases
+import warm
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded", "in_process")]
 torch_cases.require("torch", "transformers")
@@ -172,4 +172,5 @@ for load in (AutoModelForCausalLM.from_pretrained, nf4.torch.load):
     assert torch.equal(model.generate(given), tokens), load
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+    made = warm.run(code, cwd=tmp_path, env=environment)
+    assert made.returncode == 0, made.stderr

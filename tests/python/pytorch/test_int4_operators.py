@@ -143,8 +143,17 @@ def test_per_sample_gradients_by_torch_func(way):
     assert error(each, dense.expand(5, IN)) <= ALLOWED["fp32"]
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dynamic", [None, True])
+# Each kind both ways and with both sorts of sizes; AWQ with every pair of them.
+COMPILED = [
+    (case, dynamic, way)
+    for case in CASES
+    for dynamic in (None, True)
+    for way in ("extension", "ctypes")
+    if case == "awq" or (way == "extension") == bool(dynamic)
+]
+
+
+@pytest.mark.parametrize(("case", "dynamic", "way"), COMPILED, indirect=["way"])
 def test_compiled_without_a_graph_break(case, dynamic, way):
     weight = weight_of(case)
 

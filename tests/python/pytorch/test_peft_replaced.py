@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 import types
 
 import pytest
 import torch_cases
+import warm
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded", "served")]
 torch_cases.require("torch", "bitsandbytes", "peft", "_nf4_fast")
@@ -75,7 +75,8 @@ def test_in_any_order_of_imports(first):
         "from nf4.torch import peft as ours; found = ours.served(); "
         "print(len([each for each in found.functions if 'tuners.lora' in each]), found.left_alone)"
     )
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    made = warm.run(code)
+    assert made.returncode == 0, made.stderr
     count, left_alone = made.stdout.strip().splitlines()[-1].split(maxsplit=1)
     assert int(count) >= 6 and left_alone == "[]", made.stdout
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nf4
 import pytest
+import warm
 
 PACKAGE = Path(nf4.__file__).parents[1]
 
@@ -86,7 +87,8 @@ def test_a_library_that_is_missing_is_a_warning(tmp_path, monkeypatch):
     pytest.importorskip("bitsandbytes")
     monkeypatch.setenv("NF4_BITSANDBYTES", "1")
     monkeypatch.setenv("NF4_LIBRARY", str(tmp_path / "libnf4.so"))
-    result = run("from nf4._bitsandbytes import activate; activate()")
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE))
+    result = warm.run("from nf4._bitsandbytes import activate; activate()")
     assert result.returncode == 0 and "cannot load" in result.stderr
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import nf4
 import pytest
 import torch_cases
+import warm
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
 torch_cases.require("torch")
@@ -252,7 +250,5 @@ print("as without a compiler")
 
 
 def test_the_same_without_the_extension():
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, env=dict(os.environ)
-    )
+    done = warm.run(WITHOUT)
     assert done.stdout.strip() == "as without a compiler", done.stderr

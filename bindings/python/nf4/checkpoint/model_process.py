@@ -5,6 +5,7 @@
 It sets limits, sets sys.path to PATH..., and runs meta_model.py.
 """
 
+import gc
 import resource
 import sys
 
@@ -29,6 +30,10 @@ if __name__ == "__main__":
     sys.path[:] = sys.argv[4:]
     for name in _REFUSED:
         sys.modules[name] = None
+    # What is imported stays: to look for garbage in it takes a quarter of the time.
+    gc.disable()
     from nf4.checkpoint.meta_model import main
 
+    gc.freeze()
+    gc.enable()
     main()

@@ -1,0 +1,8 @@
+// What a main() of tests calls.
+#pragma once
+
+namespace nf4::test {
+
+int run_tests(int argc, char **argv);
+
+}  // namespace nf4::test
