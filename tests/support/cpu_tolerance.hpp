@@ -18,7 +18,8 @@ inline bool rounds_to_bf16(const cpu::Variant &variant, nf4_dtype dtype) {
   return variant.bf16_codebook != nullptr && dtype == NF4_DTYPE_BF16;
 }
 inline bool in_bf16(const cpu::Variant &variant, nf4_dtype dtype) {
-  return rounds_to_bf16(variant, dtype) && std::string(variant.name) != "avx2";
+  const std::string name = variant.name;
+  return rounds_to_bf16(variant, dtype) && name != "avx2" && name != "neon";
 }
 
 // The most roundings that any product undergoes: the sums of the narrowest vectors and of the lanes

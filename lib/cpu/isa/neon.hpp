@@ -97,11 +97,33 @@ struct FloatTable {
   explicit FloatTable(const Floats16 &x)
       : bytes(Bytes4::split(vreinterpretq_u8_f32(x.q[0]), vreinterpretq_u8_f32(x.q[1]),
                             vreinterpretq_u8_f32(x.q[2]), vreinterpretq_u8_f32(x.q[3]))) {}
+  explicit FloatTable(const void *floats)
+      : FloatTable(load16(static_cast<const float *>(floats))) {}
 
   Floats16 look_up(uint8x16_t codes) const {
     return Bytes4{vqtbl1q_u8(bytes.by[0], codes), vqtbl1q_u8(bytes.by[1], codes),
                   vqtbl1q_u8(bytes.by[2], codes), vqtbl1q_u8(bytes.by[3], codes)}
         .join();
+  }
+};
+
+// 16 numbers of bf16, indexed by code. As they are the upper halves of floats, 16 floats take 2
+// tbl, 2 zip and 4 shll.
+struct Bf16Table {
+  uint8x16_t low, high;
+
+  explicit Bf16Table(const void *numbers) {
+    const uint8x16x2_t bytes = vld2q_u8(static_cast<const uint8_t *>(numbers));
+    low = bytes.val[0];
+    high = bytes.val[1];
+  }
+
+  Floats16 look_up(uint8x16_t codes) const {
+    const uint8x16_t low_bytes = vqtbl1q_u8(low, codes), high_bytes = vqtbl1q_u8(high, codes);
+    const uint16x8_t first = vreinterpretq_u16_u8(vzip1q_u8(low_bytes, high_bytes));
+    const uint16x8_t second = vreinterpretq_u16_u8(vzip2q_u8(low_bytes, high_bytes));
+    return {Bf16::widen(vget_low_u16(first)), Bf16::widen(vget_high_u16(first)),
+            Bf16::widen(vget_low_u16(second)), Bf16::widen(vget_high_u16(second))};
   }
 };
 

@@ -46,13 +46,17 @@ struct Floats : Int4Lanes {
     _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), sums));
   }
 
-  static Floats16 load_table(const void *codebook) {
-    return Floats16::load(static_cast<const float *>(codebook));
-  }
+  // The words are of integer weights, so the number of a code is the code minus 8. A code in the
+  // mantissa of 2^23 is 2^23 + code.
+  static __m256 load_table(const void *) { return _mm256_set1_ps(0x1p23f + 8); }
   static __m256i load_codes(const uint8_t *packed) {
     return _mm256_loadu_si256((const __m256i *)packed);
   }
-  static __m256 look_up(const Floats16 &table, __m256i codes) { return table.look_up(codes); }
+  static __m256 look_up(__m256 zero, __m256i codes) {
+    const __m256i mantissa = _mm256_and_si256(codes, _mm256_set1_epi32(15));
+    const __m256 number = _mm256_or_ps(_mm256_castsi256_ps(mantissa), _mm256_set1_ps(0x1p23f));
+    return _mm256_sub_ps(number, zero);
+  }
   static __m256i next(__m256i codes) { return _mm256_srli_epi32(codes, 4); }
 
   static __m256 load_some(const float *x, int64_t) { return load(x); }
@@ -312,6 +316,6 @@ constexpr MatmulKernels kernels() {
 }  // namespace
 
 const MatmulKernels kAvx2Matmul = kernels<Fp32Rows>();
-const MatmulKernels kAvx2Bf16Matmul = kernels<Bf16Rows>();
+const MatmulKernels kAvx2MatmulOfBf16 = kernels<Bf16Rows>();
 
 }  // namespace nf4::cpu

@@ -228,10 +228,11 @@ struct MatmulKernels {
 };
 
 extern const MatmulKernels kAvx2Matmul;
-extern const MatmulKernels kAvx2Bf16Matmul;  // for x in bf16
+extern const MatmulKernels kAvx2MatmulOfBf16;  // in fp32, for x in bf16
 extern const MatmulKernels kAvx512Matmul;
 extern const MatmulKernels kAvx512Bf16Matmul;
 extern const MatmulKernels kNeonMatmul;
+extern const MatmulKernels kNeonMatmulOfBf16;  // in fp32, for x in bf16
 extern const MatmulKernels kNeonBf16Matmul;
 
 }  // namespace nf4::cpu

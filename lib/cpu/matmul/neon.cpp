@@ -1,12 +1,13 @@
 // Matmul with NEON in fp32.
 //
-// Dot: 64 weights take 6 instructions for their nibbles and 48 to look them up (isa/neon.hpp), plus
-// 16 fma, their loads, and one more fma for the scale for each row of x. Columns: 12 of the
-// look-ups for 16 weights, plus 4 fma for each row of x. Tile: 24 fma for 10 loads.
-// docs/design/cpu.md counts the instructions.
+// Dot: 64 weights take 6 instructions for their nibbles and 48 to look them up (isa/neon.hpp), or
+// 32 with a codebook in bf16, plus 16 fma, their loads, and one more fma for the scale for each row
+// of x. Columns: 12 of the look-ups for 16 weights, plus 4 fma for each row of x. Tile: 24 fma for
+// 10 loads. docs/design/cpu.md counts the instructions.
 #include "cpu/isa/neon.hpp"
 
 #include <climits>
+#include <type_traits>
 
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
@@ -33,8 +34,8 @@ struct Quads : QuadSums {
   static Sum multiply_add(Operand a, Operand b, Sum sum) { return vfmaq_f32(sum, a, b); }
 };
 
-// Operands of rows of codes.
-template <class Sums>
+// Operands of rows of codes, with a codebook in fp32 or bf16.
+template <class Sums, class Table>
 struct Rows : Sums {
   using Item = float;
   using Operand = Floats16;
@@ -60,16 +61,14 @@ struct Rows : Sums {
     });
   }
 
-  static FloatTable load_table(const void *codebook) {
-    return FloatTable(load16(static_cast<const float *>(codebook)));
-  }
+  static Table load_table(const void *codebook) { return Table(codebook); }
   // The nibbles of 16-bit words.
   static Codes load_codes(const uint8_t *packed) {
     const uint8x16x2_t bytes = vld2q_u8(packed);
     return {low_nibbles(bytes.val[0]), high_nibbles(bytes.val[0]), low_nibbles(bytes.val[1]),
             high_nibbles(bytes.val[1])};
   }
-  static Operand look_up(const FloatTable &table, const Codes &codes) {
+  static Operand look_up(const Table &table, const Codes &codes) {
     return table.look_up(codes.by[0]);
   }
   static Codes next(const Codes &codes) {
@@ -83,10 +82,10 @@ struct Rows : Sums {
   }
 };
 
-template <bool kZeros>
+template <class Table, bool kZeros>
 void dot_rows(const DotArgs &args) {
-  if (args.scales_per_unit == 1) return dot<Rows<OneScale>, kZeros>(args);
-  dot<Rows<TwoScales>, kZeros>(args);
+  if (args.scales_per_unit == 1) return dot<Rows<OneScale, Table>, kZeros>(args);
+  dot<Rows<TwoScales, Table>, kZeros>(args);
 }
 
 // Operands of GPTQ words, and of AWQ words in blocks.
@@ -98,9 +97,7 @@ struct Columns : Int4Lanes {
   // Registers of 16 floats; with more, two rows of x spill.
   static constexpr int kColumnRegisters = 5;
 
-  static FloatTable load_table(const void *codebook) {
-    return Rows<OneScale>::load_table(codebook);
-  }
+  static FloatTable load_table(const void *codebook) { return FloatTable(codebook); }
   static Operand look_up(const FloatTable &table, const Codes &codes) {
     return table.look_up(codes.by[0]);
   }
@@ -111,39 +108,51 @@ struct Columns : Int4Lanes {
   }
 };
 
+// Rows whose units of x and sums of x are those of all others.
+using AnyRows = Rows<TwoScales, FloatTable>;
+
 template <class From, bool kHighFirst>
-constexpr auto prepare = prepare_units<Rows<TwoScales>, By16<From>, kHighFirst>;
+constexpr auto prepare = prepare_units<AnyRows, By16<From>, kHighFirst>;
+
+template <class Table, bool kHighFirst>
+constexpr DotKernels kDot = {
+    std::is_same_v<Table, Bf16Table> ? NF4_DTYPE_BF16 : NF4_DTYPE_FP32,
+    {prepare<Fp32, kHighFirst>, prepare<Fp16, kHighFirst>, prepare<Bf16, kHighFirst>},
+    dot_rows<Table, false>,
+    kHighFirst ? nullptr : dot_rows<Table, true>};
+
+// The kernels for one dtype of x differ in the codebook of dot alone. The integers of int4 are
+// exact in bf16.
+template <class Table>
+constexpr MatmulKernels kernels() {
+  return {
+      NF4_DTYPE_FP32,
+      AnyRows::kUnit,
+      Quads::kTileM,
+      1024,
+      4,
+      INT_MAX,
+      TwoScales::kSumLanes,
+      Columns::kSumLanes,
+      kDot<Table, true>,
+      kDot<Bf16Table, false>,
+      x_sums<AnyRows>,
+      nullptr,
+      column_sums<Quads>,
+      gptq_columns<Columns>,
+      nullptr,
+      block_columns<Columns>,
+      scattered_columns<Columns>,
+      {nullptr, convert<Quads, Fp16>, convert<Quads, Bf16>},
+      tile<Quads>,
+      outer<Quads>,
+      nullptr,
+  };
+}
 
 }  // namespace
 
-const MatmulKernels kNeonMatmul = {
-    NF4_DTYPE_FP32,
-    Rows<TwoScales>::kUnit,
-    Quads::kTileM,
-    1024,
-    4,
-    INT_MAX,
-    TwoScales::kSumLanes,
-    Columns::kSumLanes,
-    {NF4_DTYPE_FP32,
-     {prepare<Fp32, true>, prepare<Fp16, true>, prepare<Bf16, true>},
-     dot_rows<false>,
-     nullptr},
-    {NF4_DTYPE_FP32,
-     {prepare<Fp32, false>, prepare<Fp16, false>, prepare<Bf16, false>},
-     dot_rows<false>,
-     dot_rows<true>},
-    x_sums<Rows<TwoScales>>,
-    nullptr,
-    column_sums<Quads>,
-    gptq_columns<Columns>,
-    nullptr,
-    block_columns<Columns>,
-    scattered_columns<Columns>,
-    {nullptr, convert<Quads, Fp16>, convert<Quads, Bf16>},
-    tile<Quads>,
-    outer<Quads>,
-    nullptr,
-};
+const MatmulKernels kNeonMatmul = kernels<FloatTable>();
+const MatmulKernels kNeonMatmulOfBf16 = kernels<Bf16Table>();
 
 }  // namespace nf4::cpu

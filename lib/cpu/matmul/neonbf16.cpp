@@ -51,17 +51,6 @@ struct Numbers32 {
   uint16x8_t q[4];
 };
 
-// 16 numbers, indexed by code.
-struct Table {
-  uint8x16_t low, high;
-
-  explicit Table(const void *codebook) {
-    const uint8x16x2_t bytes = vld2q_u8(static_cast<const uint8_t *>(codebook));
-    low = bytes.val[0];
-    high = bytes.val[1];
-  }
-};
-
 // Operands of rows of codes.
 template <class Sums>
 struct Rows : Sums {
@@ -98,12 +87,12 @@ struct Rows : Sums {
     return Sums::add_products(a, b, sum, add_pairs);
   }
 
-  static Table load_table(const void *codebook) { return Table(codebook); }
+  static Bf16Table load_table(const void *codebook) { return Bf16Table(codebook); }
   static Codes load_codes(const uint8_t *packed) {
     const uint8x16_t first = vld1q_u8(packed), second = vld1q_u8(packed + 16);
     return {low_nibbles(first), low_nibbles(second), high_nibbles(first), high_nibbles(second)};
   }
-  static Operand look_up(const Table &table, const Codes &codes) {
+  static Operand look_up(const Bf16Table &table, const Codes &codes) {
     const uint8x16_t low = vqtbl1q_u8(table.low, codes.by[0]);
     const uint8x16_t high = vqtbl1q_u8(table.high, codes.by[0]);
     const uint8x16_t next_low = vqtbl1q_u8(table.low, codes.by[1]);
@@ -137,9 +126,9 @@ struct Columns : Int4Lanes {
   static constexpr int kColumnM = 4;
   static constexpr int kColumnRegisters = 5;  // registers of 16 floats
 
-  static Table load_table(const void *codebook) { return Table(codebook); }
+  static Bf16Table load_table(const void *codebook) { return Bf16Table(codebook); }
   // Looks up the codes i and i + 4 of a word.
-  static Operand look_up(const Table &table, const Codes &codes) {
+  static Operand look_up(const Bf16Table &table, const Codes &codes) {
     const Floats16 words =
         Bytes4{vqtbl1q_u8(table.low, codes.by[0]), vqtbl1q_u8(table.high, codes.by[0]),
                vqtbl1q_u8(table.low, codes.by[4]), vqtbl1q_u8(table.high, codes.by[4])}
