@@ -9,7 +9,7 @@ status=0
 for library; do
   symbols=$("$nm" -C --defined-only --extern-only "$library")
   leaked=$(printf '%s\n' "$symbols" | grep -E '^[0-9a-f]+ ' |
-    grep -v -E ' (nf4::cpu::k(Avx2|Avx512|Avx512Bf16|Neon|NeonBf16)(Dequant|Quantize|Matmul)|__odr_asan.*)$' || true)
+    grep -v -E ' (nf4::cpu::k(Avx2|Avx512|Avx512Bf16|Neon|NeonBf16)(Dequant|Quantize|Matmul|MatmulOfBf16)|__odr_asan.*)$' || true)
   if [ -n "$leaked" ]; then
     printf '%s leaks:\n%s\n' "$library" "$leaked"
     status=1

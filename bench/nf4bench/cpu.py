@@ -31,6 +31,7 @@ from nf4bench import (
     check,
     cpu_experts,
     cpu_layers,
+    ggml,
     int4_cases,
     matmul_peers,
     peers,
@@ -277,6 +278,11 @@ def matmul_rows(memory: Memory, group: Group) -> Iterator[dict]:
         name: [peer.prepare(weight, 0) for weight in weights]
         for name, peer in peers.present(loaded).items()
     }
+    of_ggml: dict[str, ggml.Ggml] = {}
+    if case.format == "nf4":
+        made = peers.load_each(ggml.TYPES, lambda kind: ggml.Ggml(kind, memory.threads))
+        of_ggml = peers.present(made)
+    tensors = {name: list(map(peer.prepare, weights)) for name, peer in of_ggml.items()}
     reads, nbytes = memory.read(weights), weights[0].input_bytes
     for m in group.ms:
         first = Product(weights[0], m)
@@ -285,6 +291,12 @@ def matmul_rows(memory: Memory, group: Group) -> Iterator[dict]:
         works[0]()
         error = accurate(first, numbers)
         theirs = {name: rotating(partial(c, x) for c in each) for name, each in calls.items()}
+        theirs |= {
+            name: rotating(
+                [peer.product(t, w, x) for t, w in zip(tensors[name], weights, strict=True)]
+            )
+            for name, peer in of_ggml.items()
+        }
         times = measure({"ours": rotating(works)} | reads | theirs)
         ours, roofline = times["ours"], fastest(reads, times)
         yield {
@@ -294,7 +306,7 @@ def matmul_rows(memory: Memory, group: Group) -> Iterator[dict]:
             "roofline": roofline, "of_roofline": round(roofline["ms"] / ours["ms"], 3),
             "peers": {
                 name: times[name] | {"ratio": round(times[name]["ms"] / ours["ms"], 2)}
-                for name in calls
+                for name in theirs
             },
         }  # fmt: skip
 

@@ -80,7 +80,8 @@ void check_grouped(const GroupedCase &test, Rng &rng) {
     for (size_t i = 0; i < expected.size(); ++i) {
       const int64_t row = i / test.shape.n, n = i % test.shape.n;
       if (test.expert_of(row) < 0) continue;
-      if (is_right(*variant, test.all.dtype, test.shape.k, expected[i], placed(row, n))) continue;
+      if (is_right(*variant, test.all.dtype, test.shape.k, true, expected[i], placed(row, n)))
+        continue;
       INFO("y[" << row << "][" << n << "] of expert " << test.expert_of(row) << " is "
                 << placed(row, n) << ", expected " << expected[i].value);
       FAIL();

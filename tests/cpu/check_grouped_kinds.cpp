@@ -33,6 +33,8 @@ struct Experts {
 
   virtual ~Experts() = default;
   virtual bool gradient() const = 0;
+  // As is_right takes it. The gradient dequantizes.
+  virtual bool has_codebook() const = 0;
   virtual nf4_status multiply(const nf4_grouped_args &args, int threads) const = 0;
   virtual bool surroundings_intact() const = 0;
 };
@@ -47,6 +49,7 @@ class Codes : public Experts {
     magnitudes = elements;
   }
   bool gradient() const override { return gradient_; }
+  bool has_codebook() const override { return !gradient_; }
   nf4_status multiply(const nf4_grouped_args &args, int threads) const override {
     return (gradient_ ? nf4_matmul_grouped_grad_cpu : nf4_matmul_grouped_cpu)(&weight_.tensor(),
                                                                               &args, threads);
@@ -71,6 +74,7 @@ class Integers : public Experts {
     }
   }
   bool gradient() const override { return false; }
+  bool has_codebook() const override { return false; }
   nf4_status multiply(const nf4_grouped_args &args, int threads) const override {
     return nf4_int4_matmul_grouped_cpu(&weight_.tensor(), &args, threads);
   }
@@ -171,7 +175,8 @@ void check_product(Product &product) {
     for (size_t i = 0; i < expected.size(); ++i) {
       const int64_t row = i / product.y.cols, j = i % product.y.cols;
       if (product.rows.expert_of(row) < 0) continue;
-      if (is_right(*variant, product.y.dtype, product.x.cols, expected[i], product.y(row, j)))
+      if (is_right(*variant, product.y.dtype, product.x.cols, product.experts.has_codebook(),
+                   expected[i], product.y(row, j)))
         continue;
       INFO("y[" << row << "][" << j << "] of expert " << product.rows.expert_of(row) << " is "
                 << product.y(row, j) << ", expected " << expected[i].value);

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "core/float16.hpp"
 #include "support/cpu_matmul.hpp"
 #include "support/reserved.hpp"
 #include "support/some_of.hpp"
@@ -78,6 +79,53 @@ TEST_CASE("every variant multiplies within the rounding of its sums", "[matmul]"
       }
 }
 
+TEMPLATE_TEST_CASE("many rows of x and of the weight are multiplied in parts", "[matmul]",
+                   HostWeight, HostInt4Weight) {
+  for (const nf4_dtype dtype : kDtypes) {
+    Rng rng(0x39000000 + dtype);
+    const MatmulShape shape{304, 1632, 77};
+    if constexpr (std::is_same_v<TestType, HostWeight>) {
+      check_matmul(
+          random_matmul_case(rng, {dtype, 32, true}, CodebookKind::kNf4, shape, XKind::kOrdinary),
+          rng);
+    } else {
+      for (const bool zeros : {false, true}) {
+        const Int4Class kind{NF4_INT4_COMPRESSED_TENSORS, NF4_DTYPE_FP16, zeros, 0};
+        check_matmul(random_int4_matmul_case(rng, kind, {shape.rows, shape.cols, 32}, dtype,
+                                             shape.m, XKind::kOrdinary, true),
+                     rng);
+      }
+    }
+  }
+}
+
+TEST_CASE("a weight that the dtype holds is multiplied, however large", "[matmul]") {
+  constexpr int64_t kCols = 64, kMost = 40;
+  std::vector<uint8_t> packed(kCols / 2, 0xff);  // the number 1
+  float scale = 2.5e38f;
+  nf4_tensor weight{};
+  weight.struct_size = sizeof weight;
+  weight.format = NF4_FORMAT_NF4;
+  weight.blocksize = 64;
+  weight.rows = 1;
+  weight.cols = kCols;
+  weight.packed = packed.data();
+  weight.absmax = &scale;
+  const std::vector<uint16_t> x(kMost * kCols, float_to_bf16(2e-38f));
+  const float expected = kCols * bf16_to_float(x[0]) * scale;
+  for (const cpu::Variant *variant : supported_variants())
+    for (const int64_t m : {1, 12, 16, 40}) {
+      INFO("variant " << variant->name << ", m " << m);
+      const ForcedVariant forced(*variant);
+      std::vector<uint16_t> y(m);
+      const nf4_matmul_args args{sizeof args, NF4_DTYPE_BF16, 0,        m, x.data(),
+                                 kCols,       nullptr,        y.data(), 1, nullptr};
+      REQUIRE(nf4_matmul_cpu(&weight, &args, 1) == NF4_STATUS_OK);
+      for (const uint16_t each : y)
+        CHECK(std::fabs(bf16_to_float(each) / expected - 1) <= 2 * kBf16Unit);
+    }
+}
+
 TEST_CASE("the error is no more than that of a dense weight of the dtype", "[matmul][accuracy]") {
   uint64_t stream = 0x5000000;
   for (const nf4_dtype dtype : kDtypes)
@@ -92,7 +140,7 @@ TEST_CASE("the error is no more than that of a dense weight of the dtype", "[mat
 }
 
 TEST_CASE("errors cancel in a row of x that has a mean, too", "[matmul][accuracy]") {
-  constexpr int kRowsOfX[] = {1, 4, 10};
+  constexpr int kRowsOfX[] = {1, 4, 20};
   uint64_t stream = 0xb000000;
   for (const nf4_dtype dtype : kDtypes)
     for (int format = 0; format < kFormatCount; ++format)
@@ -104,9 +152,9 @@ TEST_CASE("errors cancel in a row of x that has a mean, too", "[matmul][accuracy
             const CaseClass kind{dtype, blocksize, false};
             const MatmulCase test = normal_case(rng, kind, codebook, {64, 14336, m}, x);
             INFO(describe(test, stream));
-            // The errors of a dense bf16 weight, in which panels are, have a mean in each block.
-            const bool in_panels = dtype == NF4_DTYPE_BF16 && m == 10;
-            check_error(test, in_panels ? INFINITY : kLargestError[dtype - 1], rng);
+            // The errors of a dense bf16 weight, which panels are, have a mean in each block.
+            const bool in_panels = dtype == NF4_DTYPE_BF16 && m == 20;
+            check_error(test, kLargestError[dtype - 1], rng, in_panels ? "neonbf16" : "");
           }
 }
 

@@ -114,16 +114,17 @@ void check_number(nf4_dtype dtype, double got, const Sum &sum, double of_terms) 
 }
 
 void check_values(const cpu::Variant &variant, const Product &of) {
-  // A bf16 weight, or its codebook, is rounded; otherwise the sums are.
-  const bool rounded =
-      in_bf16(variant, of.x.dtype) || (rounds_to_bf16(variant, of.x.dtype) && !of.gradient);
-  const double of_terms =
-      rounded ? kBf16Unit : kFp32Unit * (64 + static_cast<double>(of.x.cols) / 8);
+  // A bf16 weight or matrix of an adapter, or a codebook, is rounded; otherwise the sums are.
+  const double of_sums = kFp32Unit * (64 + static_cast<double>(of.x.cols) / 8);
+  const bool in_16_bits = in_bf16(variant, of.x.dtype);
+  const double of_adapter = in_16_bits ? kBf16Unit : of_sums;
+  const bool rounds = rounds_to_bf16(variant, of.x.dtype) && !of.gradient;
+  const double of_terms = in_16_bits || rounds ? kBf16Unit : of_sums;
   for (int64_t m = 0; m < of.x.rows; ++m) {
     for (int64_t r = 0; r < of.rank; ++r) {
       Sum sum;
       for (int64_t i = 0; i < of.x.cols; ++i) sum.add(of.x(m, i) * of.product_factor(i, r));
-      check_number(of.p.dtype, of.p(m, r), sum, of_terms);
+      check_number(of.p.dtype, of.p(m, r), sum, of_adapter);
     }
     for (int64_t j = 0; j < of.y.cols; ++j) {
       Sum sum;

@@ -1,7 +1,7 @@
-"""Python programs that need torch: each is a fork of one process that has imported it, and what
-else takes seconds (warm_process.py). A test of what an interpreter does when it starts, or of what
-is imported before torch, needs a process of its own. So do all where there is a GPU: CUDA cannot be
-used in a fork once an import has asked for GPUs."""
+"""Runs Python programs that need torch. Each is a fork of one process that has imported torch and
+other modules that take seconds to import (warm_process.py). A test of what an interpreter does when
+it starts, or of what is imported before torch, needs a process of its own. So do all where there is
+a GPU: CUDA cannot be used in a fork once an import has asked for GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _process() -> subprocess.Popen[str]:
 
 
 def end() -> None:
-    """Called by conftest.py. Who waits for this process gets the CPU seconds of that one, too."""
+    """conftest.py calls it. The CPU seconds of the process then count as those of this one."""
     if _process.cache_info().currsize:
         _process().communicate()
 
@@ -62,5 +62,8 @@ def run(
         process = _process()
         assert process.stdin is not None and process.stdout is not None
         print(json.dumps(request), file=process.stdin, flush=True)
-        status = int(process.stdout.readline())
+        answer = process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"{_PROGRAM.name} ended with status {process.wait()}")
+        status = int(answer)
         return subprocess.CompletedProcess(argv, status, *(each.read_text() for each in outputs))

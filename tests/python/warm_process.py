@@ -1,5 +1,5 @@
-"""The process that warm.py starts. It imports what takes seconds; then each line that it reads is a
-program, which a fork of it becomes."""
+"""The process that warm.py starts. It imports what takes seconds. Then it forks for each line that
+it reads, and the fork runs the program that the line names."""
 
 from __future__ import annotations
 

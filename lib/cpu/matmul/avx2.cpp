@@ -2,9 +2,9 @@
 //
 // Dot: vpshufb looks up 32 codes in a table of bytes, and the bytes of a number are put together.
 // Numbers of bf16, in two tables, take 19 instructions for 64 weights; numbers of fp32, in four,
-// take 27. To these come 8 fma and one for the scale for each row of x. Other kernels look up 8
-// weights with two vpermps and a blend. Tile: 12 fma, two a cycle, for 7 loads; it has 16
-// registers.
+// take 27. In addition there are 8 fma and one for the scale for each row of x. Words of integers
+// need no look-up: a code becomes a number in the mantissa of 2^23. Tile: 12 fma, two a cycle, for
+// 7 loads; it has 16 registers.
 #include "cpu/isa/avx2.hpp"
 
 #include <type_traits>
@@ -283,6 +283,7 @@ constexpr DotKernels kDot = {
 // exact in bf16.
 template <class CodebookRows>
 constexpr MatmulKernels kernels() {
+  static_assert(Rows::kUnit == 64, "transposed.cpp");
   return {
       NF4_DTYPE_FP32,
       Rows::kUnit,

@@ -1,6 +1,6 @@
-// The codes and scales of a weight in rows of codes, as dot and lanes read them: its codebook in
-// the kernels' dtype, its codes, and the scales of elements of a row, one for each per_scale
-// elements.
+// The codes and scales of a weight in rows of codes, as dot, lanes and transposed read them: its
+// codebook in the dtype that the kernels take (DotKernels), its codes, and the scales of elements
+// of a row, one for each per_scale elements.
 #pragma once
 
 #include <algorithm>

@@ -134,15 +134,13 @@ struct TileArgs {
 // weight.
 constexpr int kOuterColumns = 128;
 constexpr int kOuterM = 6;
-// The rows of x that transpose_x takes.
-constexpr int kTransposedM = 8;
 struct OuterArgs {
   const void *w;     // rows, or in bf16 pairs of rows whose elements alternate
   int64_t w_stride;  // from one row or pair to the next, in elements
   const void *x;     // [m][rows]
   int64_t x_stride;
   int rows;     // in bf16 an even number
-  int columns;  // a multiple of kOuterColumns, or in fp32 at most that many, in vectors
+  int columns;  // a multiple of kOuterColumns; in fp32 also fewer, a multiple of a vector
   int m;
   float *sums;  // [m][sums_stride]
   int64_t sums_stride;
@@ -173,6 +171,9 @@ struct DotKernels {
   void (*dot_zeros)(const DotArgs &args);            // NULL if the kind has no zeros
   void (*decode)(const DecodeArgs &args) = nullptr;  // NULL if this set has no transpose_x
 };
+
+// The rows of x that transpose_x takes.
+constexpr int kTransposedM = 8;
 
 // The kernels that form products in one dtype. Arrays are indexed by the dtype of x, in the order
 // of nf4.h; an entry is NULL if this set does not serve that dtype.

@@ -27,14 +27,24 @@ bool suits_look_up(const MatmulProblem &problem) {
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
 }
 
-// Multiplies all rows of x by transposed, but for the last ones where these are too few for a slice
-// and dot is faster.
-template <class Transposed, class Dot>
-void by_slices(int64_t m, const Transposed &transposed, const Dot &dot) {
+// Multiplies rows of codes by dot, lanes or transposed, and tells whether these kernels have one
+// for so many rows of x. transposed leaves the last rows to dot where they are too few for a slice.
+template <class Dot, class Lanes, class Transposed>
+bool multiply_codes(const MatmulKernels &kernels, int64_t m, const Dot &dot, const Lanes &lanes,
+                    const Transposed &transposed) {
   constexpr int64_t kMaxRestM = 6;
-  const int64_t rest = m % kSliceM <= kMaxRestM ? m % kSliceM : 0;
-  transposed(RowRange{0, m - rest});
-  if (rest > 0) dot(RowRange{m - rest, m});
+  if (m <= kernels.max_dot_m) {
+    dot(RowRange{0, m});
+  } else if (kernels.lanes != nullptr) {
+    lanes();
+  } else if (kernels.transpose_x != nullptr) {
+    const int64_t rest = m % kSliceM <= kMaxRestM ? m % kSliceM : 0;
+    transposed(RowRange{0, m - rest});
+    if (rest > 0) dot(RowRange{m - rest, m});
+  } else {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -91,16 +101,14 @@ RoundedCodebook bf16_codebook_for(const MatmulProblem &problem) {
 void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
                    const RoundedCodebook &bf16_codebook, RowRange n) {
   const MatmulKernels &kernels = kernels_for(set, problem.dtype);
-  if (suits_look_up(problem)) {
-    const auto dot = [&](RowRange m) { matmul_dot(kernels, problem, bf16_codebook, n, m); };
-    if (problem.m <= kernels.max_dot_m) return dot({0, problem.m});
-    if (kernels.lanes != nullptr) return matmul_lanes(kernels, problem, bf16_codebook, n);
-    if (kernels.transpose_x != nullptr)
-      return by_slices(
-          problem.m, [&](RowRange m) { matmul_transposed(kernels, problem, bf16_codebook, n, m); },
-          dot);
-  }
-  matmul_panel(set.dequant, kernels, problem, n);
+  const bool done =
+      suits_look_up(problem) &&
+      multiply_codes(
+          kernels, problem.m,
+          [&](RowRange m) { matmul_dot(kernels, problem, bf16_codebook, n, m); },
+          [&] { matmul_lanes(kernels, problem, bf16_codebook, n); },
+          [&](RowRange m) { matmul_transposed(kernels, problem, bf16_codebook, n, m); });
+  if (!done) matmul_panel(set.dequant, kernels, problem, n);
 }
 
 void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, RowRange n) {
@@ -114,15 +122,12 @@ void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, 
     return matmul_scattered_columns(set.dequant, kernels, problem, n);
   if (weight.g_idx != nullptr || (in_rows && !for_panel))
     return matmul_sorted_columns(set.dequant, kernels, problem, n);
-  if (in_rows && whole_steps) {
-    const auto dot = [&](RowRange m) { matmul_dot(set.dequant, kernels, problem, n, m); };
-    if (problem.m <= kernels.max_dot_m) return dot({0, problem.m});
-    if (kernels.lanes != nullptr) return matmul_lanes(set.dequant, kernels, problem, n);
-    if (kernels.transpose_x != nullptr)
-      return by_slices(
-          problem.m, [&](RowRange m) { matmul_transposed(set.dequant, kernels, problem, n, m); },
-          dot);
-  }
+  if (in_rows && whole_steps &&
+      multiply_codes(
+          kernels, problem.m, [&](RowRange m) { matmul_dot(set.dequant, kernels, problem, n, m); },
+          [&] { matmul_lanes(set.dequant, kernels, problem, n); },
+          [&](RowRange m) { matmul_transposed(set.dequant, kernels, problem, n, m); }))
+    return;
   if (!in_rows && weight.group_size % kInt4PerWord == 0 &&
       (problem.m <= kernels.max_columns_m || !for_panel))
     return matmul_columns(set.dequant, kernels, problem, n);

@@ -10,7 +10,7 @@
 
 namespace nf4::cpu {
 
-// The kernels with which a variant multiplies; bf16, for x in bf16, is NULL if these are the same.
+// The kernels with which a variant multiplies. bf16 are those for x in bf16; NULL if they are fp32.
 struct MatmulSet {
   const DequantKernels &dequant;
   const MatmulKernels &fp32;

@@ -12,9 +12,9 @@
 
 namespace nf4::cpu {
 
-// Looks up each code and multiplies the entry in registers. It is for few rows m of x, for cols
-// that are a multiple of kKernelStep, and for codebooks of ordinary numbers. bf16_codebook is the
-// weight's, for bf16 kernels.
+// Looks up each code and multiplies the entry in registers. It is for few rows of x, for cols that
+// are a multiple of kKernelStep, and for codebooks of ordinary numbers. bf16_codebook is the
+// weight's, for kernels that take it in bf16.
 void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
                 const RoundedCodebook &bf16_codebook, RowRange n, RowRange m);
 
@@ -22,11 +22,12 @@ void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
 void matmul_lanes(const MatmulKernels &kernels, const MatmulProblem &problem,
                   const RoundedCodebook &bf16_codebook, RowRange n);
 
-// The same with a lane for each row of x, for more rows of x in fp32. A slice of so many rows is
-// multiplied at once.
-constexpr int64_t kSliceM = 16;
+// The same with a lane for each row of x, for more rows of x in fp32.
 void matmul_transposed(const MatmulKernels &kernels, const MatmulProblem &problem,
                        const RoundedCodebook &bf16_codebook, RowRange n, RowRange m);
+
+// The rows of x that transposed multiplies at once.
+constexpr int64_t kSliceM = 16;
 
 // For integer weights whose codes lie along the columns, in groups of whole steps.
 void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,

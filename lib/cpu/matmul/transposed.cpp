@@ -4,7 +4,7 @@
 // x is transposed for some rows of the weight. A few of these are decoded into the L1 cache, in the
 // order of prepared x, since a sum over all columns may take them in any order. The kernel of the
 // gradient multiplies: each weight is a factor of the columns of the transposed x. Nothing is
-// summed across lanes. docs/design/cpu.md has what was tried.
+// summed across lanes.
 #include <algorithm>
 #include <cstring>
 
@@ -19,13 +19,14 @@ constexpr int64_t kBlockN = 144;
 constexpr int64_t kDecodedN = 24;
 // The rows of x that are transposed at once. The columns of a slice of them are side by side.
 constexpr int64_t kMaxM = 64;
-// The columns that are decoded and transposed at once, so that they stay in the L1 cache, and those
-// whose scales are read at once.
+// The columns that are decoded and transposed at once, so that they stay in the L1 cache.
 constexpr int64_t kColumns = 192;
-constexpr int64_t kUnit = 64;
+constexpr int64_t kUnit = 64;  // of the kernels
 // Codes and scales of this many rows ahead are prefetched.
 constexpr int64_t kRowsAhead = kDecodedN;
+// The scales of a row that are kept, and a zero.
 constexpr int64_t kMaxScales = 13;
+static_assert((kMaxScales - 1) * kMinBlocksize >= kColumns, "those of kColumns at least");
 
 template <class Rows, class Problem>
 class TransposedMultiplier {
@@ -89,7 +90,8 @@ class TransposedMultiplier {
     }
   }
 
-  // Reads the scales of rows n from column k on. A zero follows, for the end of a last unit.
+  // Reads the scales of rows n from column k on, in the unit of the codebook's numbers. A zero
+  // follows, for the end of a last unit.
   void read_scales(RowRange n, int64_t k) {
     const int64_t elements = std::min(scaled_columns_, cols_ - k);
     const int64_t count = elements / per_scale_;
@@ -97,12 +99,13 @@ class TransposedMultiplier {
       float *const scales = scales_ + i * kMaxScales, *const zeros = zeros_ + i * kMaxScales;
       rows_.prefetch(n.begin + i + kRowsAhead, k, elements);
       rows_.read(n.begin + i, k, elements, per_scale_, scales, zeros);
+      for (int64_t j = 0; j < count; ++j) scales[j] *= rows_.unit();
       scales[count] = zeros[count] = 0;
     }
   }
 
-  // Decodes parts of rows, and as zeros what is missing in their last units. `first` counts the
-  // rows of the block.
+  // Decodes parts of rows. Elements beyond the end of a row become 0. `first` counts the rows of
+  // the block.
   void decode(RowRange n, int64_t first, int64_t k, int64_t elements) {
     const int64_t scale = first * kMaxScales + k % scaled_columns_ / per_scale_;
     const int64_t tail = elements % kUnit;
@@ -147,8 +150,7 @@ class TransposedMultiplier {
   void store(RowRange n, RowRange m, int64_t lanes) {
     float *const values = x_;
     for (int64_t i = 0; i < n.end - n.begin; ++i)
-      for (int64_t j = 0; j < m.end - m.begin; ++j)
-        values[j * kBlockN + i] = sums_[i * lanes + j] * rows_.unit();
+      for (int64_t j = 0; j < m.end - m.begin; ++j) values[j * kBlockN + i] = sums_[i * lanes + j];
     const Sums done{n, m, values, kBlockN};
     add_adapter(kernels_, problem_, done);
     store_sums(problem_, done);

@@ -9,8 +9,9 @@ pytestmark = pytest.mark.interop
 pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
-from nf4bench import cpu_layers  # noqa: E402
+from nf4bench import cpu_layers, ggml  # noqa: E402
 from nf4bench.errors import WrongResult  # noqa: E402
+from nf4bench.peers import PeerMissing  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +36,9 @@ def test_a_wrong_result_is_not_timed(monkeypatch):
     monkeypatch.setattr(cpu_layers, "turn", None)
     with pytest.raises(WrongResult, match="M = 1: an error of "):
         cpu_layers.run([(64, 128)], 1)
+
+
+def test_without_ggml(monkeypatch, tmp_path):
+    monkeypatch.setenv("NF4_GGML", str(tmp_path))
+    with pytest.raises(PeerMissing, match="libggml-base.so"):
+        ggml.Ggml("Q4_0", 1)

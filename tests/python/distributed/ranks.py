@@ -44,7 +44,7 @@ def _main(rank, world, module, names, folder, backend):
 
 def fork(world, module, names, folder, backend):
     """Starts the ranks, which share what the checks import: that takes seconds in each."""
-    # What malloc reads when a process starts.
+    # malloc reads this variable when a process starts, which a fork does not.
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:
         threshold = int(os.environ["MALLOC_MMAP_THRESHOLD_"])
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, threshold)

@@ -137,7 +137,9 @@ def test_doctor_says_what_is_served(installed):
 
 
 def test_a_peft_that_cannot_be_imported(installed, tmp_path, monkeypatch):
-    def run(command, **_):
+    def run(command, **options):
+        assert command[:2] == [sys.executable, "-c"] and options["capture_output"]
+        assert options["timeout"] > 0
         return warm.run(command[-1], env=installed)
 
     subprocesses = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)

@@ -3,7 +3,9 @@ bitsandbytes' Linear4bit wherever that works."""
 
 from __future__ import annotations
 
+import os
 import re
+import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,13 @@ from peft_tuners import TUNERS, adapted, config_of, gradients, in_four_bits, log
 TIES = 2e-2
 # ||W' - W|| / ||W|| where W' is W in NF4 and normally distributed is 0.09.
 QUANTIZED = 0.12
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    """BOFT sets CC and CXX, and leaves them so if it cannot compile its kernels."""
+    with unittest.mock.patch.dict(os.environ):
+        yield
 
 
 def outcome(do: Callable[..., Any], *arguments: Any) -> Any:

@@ -16,6 +16,10 @@ import nf4.torch  # noqa: E402
 import nf4.torch.distributed  # noqa: E402
 
 
+def _is_method(member) -> bool:
+    return inspect.isfunction(member) or inspect.ismethod(member)
+
+
 def functions_of(module) -> dict[str, typing.Callable]:
     """The functions of a module's public names, and the public methods of its classes."""
     found = {}
@@ -24,7 +28,7 @@ def functions_of(module) -> dict[str, typing.Callable]:
         if not inspect.isclass(each):
             found[name] = each
             continue
-        for method, function in inspect.getmembers(each, inspect.isroutine):
+        for method, function in inspect.getmembers(each, _is_method):
             own = (getattr(function, "__module__", None) or "").startswith("nf4.")
             if own and (method == "__init__" or not method.startswith("_")):
                 found[f"{name}.{method}"] = function

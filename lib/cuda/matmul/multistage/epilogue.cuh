@@ -6,6 +6,7 @@
 
 #include "cuda/element.cuh"
 #include "cuda/lora/term.cuh"
+#include "cuda/matmul/args.hpp"
 #include "cuda/matmul/multistage/scheduler.hpp"
 #include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/matmul/workspace.hpp"
