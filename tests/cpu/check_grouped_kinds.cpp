@@ -33,7 +33,7 @@ struct Experts {
 
   virtual ~Experts() = default;
   virtual bool gradient() const = 0;
-  // As is_right takes it. The gradient dequantizes.
+  // Tells is_right whether numbers are looked up in a codebook. The gradient dequantizes.
   virtual bool has_codebook() const = 0;
   virtual nf4_status multiply(const nf4_grouped_args &args, int threads) const = 0;
   virtual bool surroundings_intact() const = 0;

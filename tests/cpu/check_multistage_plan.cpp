@@ -29,7 +29,7 @@ cuda::MultistagePlan plan_of(const cuda::MatmulSize &size, int config, int multi
   return cuda::plan_multistage(size, config, multiprocessors, cuda::MatmulWorkspace(size));
 }
 
-// What blockIdx and gridDim say to a kernel.
+// A kernel reads these from blockIdx and gridDim.
 struct Cta {
   int number, count;
   int cta() const { return number; }

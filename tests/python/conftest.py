@@ -19,8 +19,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What the tests import stays, torch and transformers above all. The collector would look at it
-# again and again, which takes a fifth of the time of tests.
+# The modules that tests import stay, torch and transformers above all. The collector would look at
+# them again and again, which takes a fifth of the time of tests.
 gc.disable()
 
 # bitsandbytes is what libnf4 is compared with, on kernels of its own.

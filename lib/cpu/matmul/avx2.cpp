@@ -101,7 +101,7 @@ struct Rows : Floats {
   }
 };
 
-// With a codebook in fp32.
+// The codebook is in fp32.
 struct Fp32Rows : Rows {
   static constexpr int kDotN[] = {2, 2, 2, 2};
   struct Table {
@@ -158,7 +158,7 @@ struct Fp32Rows : Rows {
   }
 };
 
-// With a codebook in bf16, whose numbers are the upper halves of numbers of fp32.
+// The codebook is in bf16, whose numbers are the upper halves of numbers of fp32.
 struct Bf16Rows : Rows {
   static constexpr int kDotN[] = {4, 2, 2, 2};
   struct Table {

@@ -167,7 +167,8 @@ class TransposedMultiplier {
   alignas(64) float x_[kMaxM * kColumns];  // [slice][column][row of the slice]
   alignas(64) float decoded_[kDecodedN * kColumns];
   alignas(64) float sums_[kBlockN * kMaxM];
-  // By rows; what is written beyond a row's end belongs to the next row, which is read later.
+  // Rows follow each other. Numbers that are written beyond the end of a row belong to the next
+  // row, which is read later.
   float scales_[kBlockN * kMaxScales + kScalePadding];
   float zeros_[kBlockN * kMaxScales + kScalePadding];
 };

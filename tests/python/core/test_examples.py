@@ -11,7 +11,7 @@ from conftest import ROOT
 EXAMPLES = sorted((ROOT / "examples" / "python").glob("*.py"))
 
 
-# What an example hands to torchrun, which here forks its ranks: importing torch takes seconds.
+# An example starts its ranks by torchrun. Here they are forks, as importing torch takes seconds.
 TORCHRUN = """
 import os, runpy, sys
 from torch.distributed import run

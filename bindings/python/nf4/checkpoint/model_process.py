@@ -30,7 +30,7 @@ if __name__ == "__main__":
     sys.path[:] = sys.argv[4:]
     for name in _REFUSED:
         sys.modules[name] = None
-    # What is imported stays: to look for garbage in it takes a quarter of the time.
+    # The imported modules stay; searching them for garbage takes a quarter of the time.
     gc.disable()
     from nf4.checkpoint.meta_model import main
 
