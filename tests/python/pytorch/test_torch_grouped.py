@@ -1,11 +1,14 @@
 """torch.ops.nf4.linear_grouped: values, gradients, compilers, and what is refused."""
 
 import nf4
-import nf4.torch
 import pytest
-import torch
-from nf4.torch import _fast
-from nf4.torch._weight import Spec, WeightParts
+
+pytestmark = pytest.mark.interop
+torch = pytest.importorskip("torch")
+
+import nf4.torch  # noqa: E402
+from nf4.torch import _fast  # noqa: E402
+from nf4.torch._weight import Spec, WeightParts  # noqa: E402
 
 EXPERTS, ROWS, COLS, TOKENS, TOP_K = 5, 24, 64, 6, 2
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
