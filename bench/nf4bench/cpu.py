@@ -258,6 +258,18 @@ def accurate(product: Product, numbers: torch.Tensor) -> float:
     return require(f"{product.weight.case}, M = {product.m}", most, expected, product.y)
 
 
+def works_of_ggml(
+    name: str, peer: ggml.Ggml, tensors: Sequence[int], product: Product, numbers: torch.Tensor
+) -> Work:
+    """Raises WrongResult where the first weight's y is not the product."""
+    made = [peer.product(tensor, product.x) for tensor in tensors]
+    first, y = made[0]
+    first()
+    found = peer.read(y, tuple(product.y.shape))
+    require(f"{name}, M = {product.m}", ggml.MOST_ERROR, exact(product.x, numbers), found)
+    return rotating(compute for compute, _ in made)
+
+
 def products(shape: Shape) -> list[Group]:
     return [
         Group(weight_case(shape), BATCHES),
@@ -291,12 +303,8 @@ def matmul_rows(memory: Memory, group: Group) -> Iterator[dict]:
         works[0]()
         error = accurate(first, numbers)
         theirs = {name: rotating(partial(c, x) for c in each) for name, each in calls.items()}
-        theirs |= {
-            name: rotating(
-                [peer.product(t, w, x) for t, w in zip(tensors[name], weights, strict=True)]
-            )
-            for name, peer in of_ggml.items()
-        }
+        for name, peer in of_ggml.items():
+            theirs[name] = works_of_ggml(name, peer, tensors[name], first, numbers)
         times = measure({"ours": rotating(works)} | reads | theirs)
         ours, roofline = times["ours"], fastest(reads, times)
         yield {
@@ -309,6 +317,8 @@ def matmul_rows(memory: Memory, group: Group) -> Iterator[dict]:
                 for name in theirs
             },
         }  # fmt: skip
+    for peer in of_ggml.values():
+        peer.free()
 
 
 # ---- All --------------------------------------------------------------------------------

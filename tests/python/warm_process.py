@@ -66,7 +66,7 @@ if __name__ == "__main__":
     gc.enable()
     program = _next()
     _become(program)
-    # What it raises ends this process as it would end one that had started with it.
+    # An exception ends this process as it ends one that starts with the program.
     if program["code"] is not None:
         exec(compile(program["code"], "<string>", "exec"), {"__name__": "__main__"})
     else:

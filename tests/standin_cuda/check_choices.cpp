@@ -74,7 +74,7 @@ constexpr Row kRows[] = {
     {kL4, "sm80", matmul<300>, "matmul_multistage"},
     {kL4, "sm80", gradient<300>, "matmul_mma"},
     {kL4, "sm80", int4<NF4_INT4_GPTQ, 1>, "int4_matmul_skinny"},
-    // As much shared memory; in a build that has its machine code, kernels that copy with TMA.
+    // It has as much shared memory, and TMA, which kernels of a build with its machine code use.
     {kRtx5090, "sm90", matmul<1>, "matmul_multistage"},
     {kRtx5090, "sm90", matmul<300>, "matmul_multistage"},
     {kRtx5090, "sm90", gradient<300>, "matmul_mma"},

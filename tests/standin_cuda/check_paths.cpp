@@ -261,7 +261,7 @@ nf4_path expected(const Row &row, const Gpu &gpu) {
 
 }  // namespace
 
-// What earlier calls may leave below the caller's frame: addresses that are aligned or not.
+// Earlier calls may leave such bytes below the caller's frame: addresses that are aligned or not.
 [[gnu::noinline]] void leave_on_stack(uint8_t byte) {
   constexpr size_t kBytes = 16 << 10;
   [[maybe_unused]] volatile uint8_t below[kBytes];
@@ -296,7 +296,7 @@ TEST_CASE("each GPU goes the way that is expected to be faster", "[standin]") {
   CHECK(found == "");
 }
 
-// What nf4 doctor prints: of a weight of 4096 x 4096 in fp16, the fewest and the most rows of x
+// nf4 doctor prints these: for a weight of 4096 x 4096 in fp16, the fewest and the most rows of x
 // that libnf4's kernels take (fused_from and fused_rows of bindings/python/nf4/_paths.py); 0 where
 // they take none.
 TEST_CASE("rows of x that libnf4's kernels take, on each GPU", "[standin]") {

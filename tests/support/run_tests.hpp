@@ -1,4 +1,4 @@
-// What a main() of tests calls.
+// A main() of tests calls this.
 #pragma once
 
 namespace nf4::test {

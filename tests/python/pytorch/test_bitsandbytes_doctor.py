@@ -74,7 +74,7 @@ from importlib.util import find_spec
 from bitsandbytes.functional import has_avx512bf16
 print(bool(has_avx512bf16()) and find_spec("kernels") is None)
 """
-# As the import of torch does by the entry point.
+# The import of torch does this by the entry point.
 HOLD_BACK = "import _nf4_quiet; _nf4_quiet.hold_back()"
 NO_KERNEL = """
 import logging, torch
