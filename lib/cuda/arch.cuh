@@ -10,7 +10,8 @@ struct Sm75 {
   static constexpr bool kCachePolicies = false;    // createpolicy and .L2::cache_hint
   static constexpr bool kBulkPrefetch = false;     // cp.async.bulk.prefetch
   static constexpr bool kDependentLaunch = false;  // griddepcontrol
-  static constexpr bool kTensorCores = false;      // mma.m16n8k16 of fp16 and of bf16
+  static constexpr bool kFp16TensorCores = true;   // mma.m16n8k8 of fp16
+  static constexpr bool kTensorCores = false;      // mma.m16n8k16 of fp16 and of bf16, cp.async
   static constexpr bool kTensorMaps = false;       // cp.async.bulk.tensor
   static constexpr bool kClusters = false;         // barrier.cluster, distributed shared memory
 };
@@ -20,6 +21,7 @@ struct Sm80 {
   static constexpr bool kCachePolicies = true;
   static constexpr bool kBulkPrefetch = false;
   static constexpr bool kDependentLaunch = false;
+  static constexpr bool kFp16TensorCores = true;
   static constexpr bool kTensorCores = true;
   static constexpr bool kTensorMaps = false;
   static constexpr bool kClusters = false;
@@ -30,6 +32,7 @@ struct Sm90 {
   static constexpr bool kCachePolicies = true;
   static constexpr bool kBulkPrefetch = true;
   static constexpr bool kDependentLaunch = true;
+  static constexpr bool kFp16TensorCores = true;
   static constexpr bool kTensorCores = true;
   static constexpr bool kTensorMaps = true;
   static constexpr bool kClusters = true;

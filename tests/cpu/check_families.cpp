@@ -4,6 +4,7 @@
 #include "cuda/dequant/kernels.hpp"
 #include "cuda/lora/kernels.hpp"
 #include "cuda/matmul/kernels.hpp"
+#include "cuda/matmul/multistage/kernels.hpp"
 #include "cuda/matmul_grad/kernels.hpp"
 #include "cuda/quantize/kernels.hpp"
 #include "cuda/runtime/families.hpp"
@@ -61,6 +62,9 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     constexpr size_t kKinds = 3 * 2, kSkinny = cuda::kSkinnyCount;
     check_kernels(cuda::kernels_of<cuda::MatmulKernels>(family),
                   family.tensor_cores ? 0 : 3 * kKinds * kSkinny, seen);
+    // Turing's are of fp16, without the widest tile.
+    check_kernels(cuda::kernels_of<cuda::MultistageKernels>(family),
+                  family.tensor_cores ? 0 : cuda::kMultistageCount + 1, seen);
     check_kernels(cuda::kernels_of<cuda::GradKernels>(family), family.tensor_maps ? 0 : 2 * 2 * 2,
                   seen);
     check_kernels(cuda::kernels_of<cuda::LoraKernels>(family),

@@ -9,9 +9,9 @@ using namespace nf4;
 
 namespace {
 
-constexpr cuda::GpuFacts kH200{132, 232448, true, true, true, {}};
-constexpr cuda::GpuFacts kA100{108, 166912, true, false, false, {}};
-constexpr cuda::GpuFacts kT4{40, 65536, false, false, false, {}};
+constexpr cuda::GpuFacts kH200{132, 232448, true, true, true, true, {}};
+constexpr cuda::GpuFacts kA100{108, 166912, true, true, false, false, {}};
+constexpr cuda::GpuFacts kT4{40, 65536, true, false, false, false, {}};
 
 // Pointers are numbers: nothing is read through them.
 template <class T = void>

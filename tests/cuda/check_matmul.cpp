@@ -48,15 +48,21 @@ MatmulShape random_shape_for_gpu(Rng &rng) {
   return shape;
 }
 
+// A family whose tensor cores multiply fp16 alone has multistage kernels of fp16.
+bool has_kernel(const cuda::GpuFamily &family, int config, nf4_dtype dtype) {
+  return cuda::matmul_has(family, config, compute_capability()) &&
+         (!cuda::is_multistage(config) || family.tensor_cores || dtype == NF4_DTYPE_FP16);
+}
+
 // Each kernel that this GPU has, of these configurations, was met so often. The stream-K kernels,
 // the last, are for weights that are large for the GPU.
 void check_counts(const MatmulCounts &counts, int least,
-                  ConfigRange configs = {cuda::kMma64x64, cuda::kFirstStreamK}) {
+                  ConfigRange configs = {cuda::kMma64x64, cuda::kFirstStreamK},
+                  nf4_dtype dtype = NF4_DTYPE_FP16) {
   for (const cuda::GpuFamily *family : runnable_families())
     for (int config = configs.first; config < configs.end; ++config) {
       INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
-      if (cuda::matmul_has(*family, config, compute_capability()) &&
-          (!cuda::is_skinny(config) || much_shared_memory()))
+      if (has_kernel(*family, config, dtype) && (!cuda::is_skinny(config) || much_shared_memory()))
         CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
 }
@@ -71,8 +77,8 @@ MatmulCase sorted_case(Rng &rng, const CaseClass &kind, const MatmulShape &shape
 
 // A case that is aligned, in memory and in its columns, is not kMma64x64's where there are others.
 void check_not_mma(const PlacedMatmul &placed, const MatmulCase &test) {
-  const auto has = [](int config) {
-    return cuda::matmul_has(*runnable_families()[0], config, compute_capability());
+  const auto has = [&](int config) {
+    return has_kernel(*runnable_families()[0], config, test.dtype);
   };
   const bool fp32 = test.dtype == NF4_DTYPE_FP32;
   if (test.m <= 16 && much_shared_memory() ? has(cuda::kSkinny2)
@@ -222,7 +228,7 @@ TEST_CASE("stream-K kernels share the tiles that do not fill the GPU", "[cuda][m
         INFO(describe(test, number));
         MatmulCounts counts;
         check_matmul(test, rng, stream, counts, Judged::kEachAndAll, {config, config + 1});
-        check_counts(counts, 1, {config, config + 1});
+        check_counts(counts, 1, {config, config + 1}, test.dtype);
       }
 }
 
@@ -293,7 +299,7 @@ TEST_CASE("stream-K kernels end on few multiprocessors", "[cuda][matmul]") {
     if (!cuda::matmul_has(*runnable_families()[0], config, compute_capability())) continue;
     const ForcedMatmul forced(runnable_families()[0], config);
     const MatmulCase test =
-        plain_matmul_case(rng, {NF4_DTYPE_BF16, 64, true},
+        plain_matmul_case(rng, {NF4_DTYPE_FP16, 64, true},
                           {rows_to_split(), 2304, cuda::kMatmulConfigs[config].tile_m - 3});
     INFO(describe(test, 0) << ", " << name);
     const PlacedMatmul placed(rng, test, true);

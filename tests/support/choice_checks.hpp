@@ -13,6 +13,7 @@ inline cuda::GpuFacts facts_of(const ChoiceGpu &gpu) {
   cuda::GpuFacts facts{};
   facts.multiprocessors = gpu.multiprocessors;
   facts.shared_bytes = gpu.shared_bytes;
+  facts.fp16_tensor_cores = gpu.compute_capability >= 75;
   facts.tensor_cores = gpu.compute_capability >= 80;
   facts.tensor_maps = gpu.compute_capability >= 90;
   facts.wgmma = gpu.compute_capability == 90;

@@ -17,8 +17,9 @@ namespace nf4::cuda {
 // The facts of a GPU that a choice depends on.
 struct GpuFacts {
   int multiprocessors;
-  int shared_bytes;   // the most that a CTA may have
-  bool tensor_cores;  // mma.m16n8k16: there are skinny kernels
+  int shared_bytes;        // the most that a CTA may have
+  bool fp16_tensor_cores;  // mma.m16n8k8 of fp16: there are multistage kernels of fp16
+  bool tensor_cores;  // mma.m16n8k16: there are skinny kernels, and multistage kernels of 16 bits
   bool tensor_maps;   // TMA: skinny kernels copy with it, and there are strip kernels
   bool wgmma;         // there are wgmma kernels
   // The clusters of wgmma kernels that the GPU holds at a time, by cluster size. The number differs
@@ -93,6 +94,15 @@ bool multistage_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, 
          is_multiple(problem.weight.packed, 16) && has_x_vectors(problem);
 }
 
+// Returns the multistage configuration whose tile holds all rows of x, or the widest that can run;
+// kMma64x64 if none can.
+template <class W>
+int choose_multistage(const MatmulProblemOf<W> &problem, const GpuFacts &gpu) {
+  for (int config = multistage_config(problem.m); config >= kFirstMultistage; --config)
+    if (multistage_can_run(problem, gpu, config)) return config;
+  return kMma64x64;
+}
+
 template <class W>
 bool can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   if (is_wgmma(config)) return wgmma_can_run(problem, gpu, config);
@@ -129,9 +139,7 @@ auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostM
                    Load load, MatmulChoice &choice) {
   using Error = decltype(load(gpu));
   choice.config = choose_skinny(problem, gpu, model);
-  if (choice.config == kMma64x64 && !gpu.wgmma)
-    if (const int config = multistage_config(problem.m); multistage_can_run(problem, gpu, config))
-      choice.config = config;
+  if (choice.config == kMma64x64 && !gpu.wgmma) choice.config = choose_multistage(problem, gpu);
   if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8 ||
       (choice.config == kSkinny16 && skinny16_always_wins(problem.weight)) ||
       problem.dtype == NF4_DTYPE_FP32)

@@ -11,6 +11,7 @@
 #include "cuda/matmul/beside_lora.hpp"
 #include "cuda/matmul/launch.hpp"
 #include "cuda/matmul/matmul.hpp"
+#include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/permute/permute.hpp"
 #include "cuda/runtime/target.hpp"
@@ -235,6 +236,7 @@ GpuFacts facts_of(const LaunchTarget &target) {
   const Device &device = target.device;
   return {device.multiprocessors,
           device.shared_bytes,
+          target.family->fp16_tensor_cores,
           target.family->tensor_cores,
           target.family->tensor_maps,
           has_wgmma(*target.family, device.compute_capability),
@@ -274,6 +276,9 @@ void force_matmul_grad(std::optional<int> config) { forced_configs[true] = confi
 bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
   if (is_wgmma(config))
     return has_kernel(WeightKind::kCodebook, config) && has_wgmma(family, compute_capability);
+  if (is_multistage(config))
+    return family.fp16_tensor_cores &&
+           has_multistage_tile(kMatmulConfigs[config].tile_m, family.tensor_cores);
   return is_mma(config) || (has_kernel(WeightKind::kCodebook, config) && family.tensor_cores);
 }
 

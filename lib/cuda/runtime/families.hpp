@@ -9,11 +9,12 @@ namespace nf4::cuda {
 
 struct GpuFamily {
   const char *name;
-  int archs[8];       // compute capabilities with machine code, such as 75; ends in 0
-  int ptx;            // compute capability of its PTX, which later GPUs compile; 0: none
-  bool pdl;           // the kernels call pdl_wait, so they may be launched with PDL
-  bool tensor_cores;  // mma.m16n8k16
-  bool tensor_maps;   // they copy with TMA
+  int archs[8];            // compute capabilities with machine code, such as 75; ends in 0
+  int ptx;                 // compute capability of its PTX, which later GPUs compile; 0: none
+  bool pdl;                // the kernels call pdl_wait, so they may be launched with PDL
+  bool fp16_tensor_cores;  // mma.m16n8k8 of fp16
+  bool tensor_cores;       // mma.m16n8k16 of fp16 and bf16, cp.async
+  bool tensor_maps;        // they copy with TMA
 
   // Machine code runs on its own major version from its minor version on.
   constexpr bool runs_on(int compute_capability) const {
@@ -24,9 +25,10 @@ struct GpuFamily {
   }
 };
 
-#define NF4_FAMILY_ROW(Arch, ptx, ...)                                         \
-  GpuFamily{Arch::kName,        {__VA_ARGS__},    ptx, Arch::kDependentLaunch, \
-            Arch::kTensorCores, Arch::kTensorMaps},
+#define NF4_FAMILY_ROW(Arch, ptx, ...)                                                           \
+  GpuFamily{                                                                                     \
+      Arch::kName,        {__VA_ARGS__},    ptx, Arch::kDependentLaunch, Arch::kFp16TensorCores, \
+      Arch::kTensorCores, Arch::kTensorMaps},
 inline constexpr GpuFamily kGpuFamilies[] = {NF4_GPU_FAMILIES(NF4_FAMILY_ROW)};
 #undef NF4_FAMILY_ROW
 

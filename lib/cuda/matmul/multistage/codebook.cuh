@@ -1,4 +1,4 @@
-// Weights with a codebook, for the multistage kernels: copies of packed codes, look-ups, scales.
+// Weights with a codebook, for the multistage kernels: look-ups and scales.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,7 +10,7 @@
 #include "cuda/element.cuh"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/multistage/args.hpp"
-#include "cuda/matmul/multistage/copies.cuh"
+#include "cuda/matmul/multistage/codes.cuh"
 #include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/weight/byte_lut.cuh"
 #include "cuda/weight/scales.cuh"
@@ -166,20 +166,19 @@ class RowScales {
   uint32_t codes_ = 0;
 };
 
-// Rows of a K-tile have 32 bytes: four lie in 128 bytes, in an order by which the half-warps that
-// load 8 bytes a lane read from different banks.
-template <class T, ScaleOn On>
+// A weight with a codebook, whose tables of pairs and of nested scales are in shared memory.
+template <class Arch_, class T, ScaleOn On>
 class CodebookWeight {
   using Decode = DecodeOf<T, On>;
   using Lut = PairLut<typename Decode::Entry>;
 
  public:
+  using Arch = Arch_;
   using Args = MultistageArgs;
   using Scales = RowScales;
   using Element = T;
   using Pair = typename Decode::Entry;
   static constexpr ScaleOn kScaleOn = On;
-  static constexpr int kRowBytes = kMultistageTileK / 2;
   static constexpr int kStageBytes = kMultistageWeightBytes;
   static_assert(Lut::kBytes == kMultistageLutBytes);
 
@@ -197,36 +196,10 @@ class CodebookWeight {
     return reinterpret_cast<const float *>(shared + kMultistageLutBytes);
   }
 
-  // A thread's copies of the codes.
-  class Loader : public TileCopies<kMultistageTileN, 2> {
-    using Copies = TileCopies<kMultistageTileN, 2>;
+  using Loader = std::conditional_t<Arch::kTensorCores, StagedCodes<Arch>, DirectCodes>;
+  using Words = CodeWords;
 
-   public:
-    __device__ __forceinline__ Loader(const Args &args, int64_t first_n, int k_tile)
-        : Copies(args.matmul.weight.packed + first_n * (args.matmul.weight.cols / 2) +
-                     k_tile * kRowBytes,
-                 args.matmul.weight.cols / 2, args.matmul.weight.rows - first_n,
-                 row() / 4 * 128 + ((row() % 4 ^ row() / 4 % 4) * 2 + chunk()) * 16) {}
-
-    __device__ __forceinline__ void copy(int piece, uint8_t *stage, bool more) const {
-      Copies::template copy<kMultistageThreads / 2 * kRowBytes>(piece, stage, more);
-    }
-  };
-
-  // The codes of this lane's four rows, 4g to 4g + 3 of its warp: two words of eight columns each.
-  struct Words {
-    uint2 of[4];
-  };
-
-  __device__ __forceinline__ CodebookWeight(const Args &, const uint8_t *shared) : lut_(shared) {
-    const int line = threadIdx.x / 4, t = threadIdx.x % 4;
-    offset_ = line * 128 + (line % 4 * 2 + t / 2) * 16 + t % 2 * 8;
-  }
-  __device__ __forceinline__ void load(Words &words, const uint8_t *stage) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words.of[i] = *reinterpret_cast<const uint2 *>(stage + (offset_ ^ i * 32));
-  }
+  __device__ __forceinline__ CodebookWeight(const Args &, const uint8_t *shared) : lut_(shared) {}
 
   // Looks up two weights, the step-th of the 16 pairs that the lane has in four rows and eight
   // columns: those of word `half` of row step / 4.
@@ -241,7 +214,6 @@ class CodebookWeight {
 
  private:
   const Lut lut_;
-  int offset_;
 };
 
 }  // namespace

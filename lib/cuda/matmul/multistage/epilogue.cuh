@@ -92,7 +92,7 @@ class StreamKReduction {
 
 // Adds the product of an adapter, scale * (x A^T) B^T, to the sums: B is operand A, and scale * x
 // A^T is operand B, both from global memory.
-template <class T, int MTiles>
+template <class Arch, class T, int MTiles>
 __device__ __forceinline__ void add_lora(const MatmulArgs &args, int64_t first_n, int64_t first_m,
                                          float (&sums)[2][MTiles][4]) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void add_lora(const MatmulArgs &args, int64_t first_n
         b[1] = *reinterpret_cast<const uint32_t *>(product + 8);
       }
 #pragma unroll
-      for (int f = 0; f < 2; ++f) mma_m16n8k16(T{}, sums[f][tile], a[f], b[0], b[1]);
+      for (int f = 0; f < 2; ++f) mma_m16n8k16_on<Arch>(T{}, sums[f][tile], a[f], b[0], b[1]);
     }
   }
 }

@@ -25,10 +25,11 @@ struct ThisCta {
   __device__ __forceinline__ int ctas() const { return static_cast<int>(gridDim.x); }
 };
 
-template <class Arch, class Weight, int TileM>
+template <class Weight, int TileM>
 __global__ void __launch_bounds__(kMultistageThreads, 1)
     matmul_multistage(const __grid_constant__ typename Weight::Args args) {
   using Mainloop = MultistageMainloop<Weight, TileM>;
+  using Arch = typename Weight::Arch;
   using T = typename Weight::Element;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   pdl_wait<Arch>();
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(kMultistageThreads, 1)
     reduction.add(part.first_peer, sums);
     const int64_t first_n = int64_t{part.n_tile} * kMultistageTileN;
     const int64_t first_m = int64_t{part.m_tile} * TileM;
-    add_lora<T>(args.matmul, first_n, first_m, sums);
+    add_lora<Arch, T>(args.matmul, first_n, first_m, sums);
     store_y<T>(args, first_n, first_m, sums);
   }
 }

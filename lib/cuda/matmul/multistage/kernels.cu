@@ -8,12 +8,19 @@
 namespace nf4::cuda {
 namespace {
 
+template <class Arch, class T, int Config>
+const void *kernel_of() {
+  constexpr MatmulConfig kConfig = kMatmulConfigs[Config];
+  if constexpr (has_multistage_tile(kConfig.tile_m, Arch::kTensorCores))
+    return (
+        const void *)matmul_multistage<CodebookWeight<Arch, T, kConfig.scale_on>, kConfig.tile_m>;
+  else
+    return nullptr;
+}
+
 template <class Arch, class T, int... Index>
 void set_kernels(const void *(&kernels)[kMultistageCount], std::integer_sequence<int, Index...>) {
-  ((kernels[Index] = (const void *)matmul_multistage<
-        Arch, CodebookWeight<T, kMatmulConfigs[kFirstMultistage + Index].scale_on>,
-        kMatmulConfigs[kFirstMultistage + Index].tile_m>),
-   ...);
+  ((kernels[Index] = kernel_of<Arch, T, kFirstMultistage + Index>()), ...);
 }
 
 }  // namespace
@@ -21,11 +28,9 @@ void set_kernels(const void *(&kernels)[kMultistageCount], std::integer_sequence
 template <class Arch>
 MultistageKernels MultistageKernels::make() {
   MultistageKernels kernels{};
-  if constexpr (Arch::kTensorCores) {
-    constexpr auto kConfigs = std::make_integer_sequence<int, kMultistageCount>();
-    set_kernels<Arch, __half>(kernels.of[0], kConfigs);
-    set_kernels<Arch, __nv_bfloat16>(kernels.of[1], kConfigs);
-  }
+  constexpr auto kConfigs = std::make_integer_sequence<int, kMultistageCount>();
+  set_kernels<Arch, __half>(kernels.of[0], kConfigs);
+  if constexpr (Arch::kTensorCores) set_kernels<Arch, __nv_bfloat16>(kernels.of[1], kConfigs);
   return kernels;
 }
 

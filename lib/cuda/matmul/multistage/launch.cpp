@@ -51,7 +51,7 @@ cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblem &p
   const auto &kernels = kernels_of<MultistageKernels>(*target.family).of;
   return launch({kernels[problem.dtype - NF4_DTYPE_FP16][config - kFirstMultistage], plan.ctas,
                  kMultistageThreads, target.family->pdl, target.stream,
-                 multistage_smem_bytes(kMatmulConfigs[config].tile_m)},
+                 multistage_smem_bytes(kMatmulConfigs[config].tile_m, target.family->tensor_cores)},
                 args);
 }
 

@@ -23,15 +23,16 @@ namespace {
 template <class Weight, int TileM>
 class MultistageMainloop {
  public:
+  using Arch = typename Weight::Arch;
   using T = typename Weight::Element;
   using Args = typename Weight::Args;
-  using X = XLoader<T, TileM>;
+  using X = XLoader<Arch, T, TileM>;
   using Loader = typename Weight::Loader;
   using Scales = typename Weight::Scales;
   static constexpr bool kOnSums = Weight::kScaleOn == ScaleOn::kSums;
   static constexpr int kMTiles = TileM / 8;
-  static constexpr int kStages = multistage_stages(TileM);
-  static constexpr int kWeightStages = kStages - 1;
+  static constexpr int kStages = multistage_stages(TileM, Arch::kTensorCores);
+  static constexpr int kWeightStages = kStages - 1;  // if there are any
   static_assert(kStages >= 3);
   // Element [i / 2][m][i % 2 * 2 + j] is the sum of row 4g + i of the warp and row 8 m + 2t + j of
   // x.
@@ -57,20 +58,22 @@ class MultistageMainloop {
       for (auto &tile : rows)
 #pragma unroll
         for (float &sum : tile) sum = 0;
+    x.begin();
+    weight.begin();
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) {
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece)
         copy(piece, x, weight, x_stages_ + i * X::kBytes, weight_stages_ + i * Weight::kStageBytes,
-             i < left);
+             i + X::kHeld < left);
     }
-    cp_async_wait<kStages - 2>();
+    wait_copies<kStages - 2>();
     __syncthreads();
     float own = scales.next() * factor_;
     float of_row[4];
     broadcast(own, of_row);
     typename Weight::Words words;
-    weight_.load(words, weight_stages_);
+    weight.load(words, weight_stages_, left > 1);
     uint32_t a[2][2][2][4];  // [half][k-step][rows 16 i][fragment]
 #pragma unroll
     for (int step = 0; step < kPairs; ++step)
@@ -92,14 +95,14 @@ class MultistageMainloop {
       auto &products = pick(accumulators, sums);
       multiply<0>(b, x_stage, x_stage ^ 16, a[0], products, words, of_row, a[1], [](int) {});
 
-      cp_async_wait<kStages - 3>();
+      wait_copies<kStages - 3>();
       __syncthreads();  // the next K-tile is there, and the stage of x before this one is free
       // All warps have the words of this K-tile, so its stage is free, too.
       uint8_t *const weight_to = weight_stages_ + weight_stage * Weight::kStageBytes;
       weight_stage = weight_stage + 1 == kWeightStages ? 0 : weight_stage + 1;
-      weight_.load(words, weight_stages_ + weight_stage * Weight::kStageBytes);
+      weight.load(words, weight_stages_ + weight_stage * Weight::kStageBytes, left > 2);
       broadcast(own, of_row);
-      const bool more = left >= kStages;
+      const bool more = left >= kStages + X::kHeld;
       const int x_half = x_stage ^ 16;
       x_stage = stage * X::kBytes + x_lane_offset();
       multiply<1>(b, x_half, x_stage, a[1], products, words, of_row, a[0],
@@ -114,7 +117,7 @@ class MultistageMainloop {
               sums[f][m][j] = __fmaf_rn(scale[f * 2 + j / 2], accumulators[f][m][j], sums[f][m][j]);
       }
     }
-    cp_async_wait<0>();
+    wait_copies<0>();
     __syncthreads();  // before the stages are used anew
   }
 
@@ -156,7 +159,11 @@ class MultistageMainloop {
     if (piece + 1 < kPieces) return;
     weight.advance();
     x.advance();
-    cp_async_commit();
+    if constexpr (Arch::kTensorCores) cp_async_commit();
+  }
+  template <int Pending>
+  static __device__ __forceinline__ void wait_copies() {
+    if constexpr (Arch::kTensorCores) cp_async_wait<Pending>();
   }
 
   // After the products of which 8 rows of x a pair is looked up. It is decoded after the next ones.
@@ -184,26 +191,34 @@ class MultistageMainloop {
                                            Copy copy) const {
     typename Weight::Pair pairs[kPairs];
 #pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
-      const uint4 now = b[m % kAhead];
+    for (int first = 0; first < kMTiles; first += kAhead) {
+      // A product that adds to the sums of another one comes as late as registers allow.
 #pragma unroll
-      for (int f = 0; f < 2; ++f) mma_m16n8k16(T{}, sums[f][m], a[0][f], now.x, now.y);
+      for (int k_step = 0; k_step < 2; ++k_step)
 #pragma unroll
-      for (int f = 0; f < 2; ++f) mma_m16n8k16(T{}, sums[f][m], a[1][f], now.z, now.w);
-      b[m % kAhead] =
-          m + kAhead < kMTiles ? load(x, m + kAhead) : load(next_x, m + kAhead - kMTiles);
-      // Bounds that the compiler knows at once keep the arrays in registers.
+        for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-      for (int step = 0; step < kPairs; ++step) {
-        if (kMTiles > 1 && look_up_at(step) == m - 1)
-          set_fragment(next_a, step, Weight::weights(pairs[step], scale[step / 4]));
-        if (look_up_at(step) == m) pairs[step] = weight_.template look_up<1 - Half>(words, step);
-        if (kMTiles == 1) set_fragment(next_a, step, Weight::weights(pairs[step], scale[step / 4]));
+          for (int f = 0; f < 2; ++f)
+            mma_m16n8k16_on<Arch>(T{}, sums[f][first + i], a[k_step][f],
+                                  k_step == 0 ? b[i].x : b[i].z, k_step == 0 ? b[i].y : b[i].w);
+#pragma unroll
+      for (int m = first; m < first + kAhead; ++m) {
+        b[m % kAhead] =
+            m + kAhead < kMTiles ? load(x, m + kAhead) : load(next_x, m + kAhead - kMTiles);
+        // Bounds that the compiler knows at once keep the arrays in registers.
+#pragma unroll
+        for (int step = 0; step < kPairs; ++step) {
+          if (kMTiles > 1 && look_up_at(step) == m - 1)
+            set_fragment(next_a, step, Weight::weights(pairs[step], scale[step / 4]));
+          if (look_up_at(step) == m) pairs[step] = weight_.template look_up<1 - Half>(words, step);
+          if (kMTiles == 1)
+            set_fragment(next_a, step, Weight::weights(pairs[step], scale[step / 4]));
+        }
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece)
+          if (piece * kMTiles / kPieces == m) copy(piece);
       }
-#pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece)
-        if (piece * kMTiles / kPieces == m) copy(piece);
-      if (kMTiles >= 8 && m % kFence == kFence - 1) schedule_fence();
+      if (kMTiles >= 8 && first % kFence == kFence - kAhead) schedule_fence();
     }
   }
 

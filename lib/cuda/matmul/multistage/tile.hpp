@@ -23,20 +23,26 @@ constexpr int kMultistageCodeBytes = 1024;
 constexpr int kMultistageXRowBytes = kMultistageTileK * 2;
 constexpr int kMultistageWeightBytes = kMultistageTileN * kMultistageTileK / 2;
 
-// The stages of x: as many as fit 99 KiB, the least shared memory of a CTA from Ampere on.
-constexpr NF4_HOST_DEVICE int multistage_stages(int tile_m) {
+// The stages of x: with cp.async as many as fit 99 KiB, the least shared memory of a CTA from
+// Ampere on. Without it, registers hold what is in flight, and codes go from memory to registers.
+constexpr NF4_HOST_DEVICE int multistage_stages(int tile_m, bool async_copies) {
+  if (!async_copies) return 3;
   return tile_m > 64 ? 3 : tile_m > 32 ? 4 : tile_m > 16 ? 5 : 6;
 }
-constexpr NF4_HOST_DEVICE int multistage_smem_bytes(int tile_m) {
-  const int stages = multistage_stages(tile_m);
+constexpr NF4_HOST_DEVICE int multistage_smem_bytes(int tile_m, bool async_copies) {
+  const int stages = multistage_stages(tile_m, async_copies);
   return kMultistageLutBytes + kMultistageCodeBytes + stages * tile_m * kMultistageXRowBytes +
-         (stages - 1) * kMultistageWeightBytes;
+         (async_copies ? stages - 1 : 0) * kMultistageWeightBytes;
+}
+// Whether there is a kernel for such tiles. Turing GPUs have 64 KiB for a CTA.
+constexpr bool has_multistage_tile(int tile_m, bool async_copies) {
+  return async_copies || multistage_smem_bytes(tile_m, false) <= 64 << 10;
 }
 
 constexpr bool multistage_configs_fit() {
   for (int i = kFirstMultistage; i < kMatmulConfigCount; ++i)
     if (kMatmulConfigs[i].tile_n != kMultistageTileN ||
-        multistage_smem_bytes(kMatmulConfigs[i].tile_m) > 99 << 10)
+        multistage_smem_bytes(kMatmulConfigs[i].tile_m, true) > 99 << 10)
       return false;
   return true;
 }

@@ -16,9 +16,9 @@ namespace nf4::cuda {
 namespace {
 
 // A thread's copies of x.
-template <class T, int TileM>
-class XLoader : public TileCopies<TileM, 8> {
-  using Copies = TileCopies<TileM, 8>;
+template <class Arch, class T, int TileM>
+class XLoader : public TileCopies<Arch, TileM, 8> {
+  using Copies = TileCopies<Arch, TileM, 8>;
 
  public:
   static constexpr int kBytes = TileM * kMultistageXRowBytes;
@@ -29,7 +29,7 @@ class XLoader : public TileCopies<TileM, 8> {
                args.x_stride * 2, args.m - first_m,
                Copies::row() * kMultistageXRowBytes + (Copies::chunk() ^ Copies::row() % 2) * 16) {}
 
-  __device__ __forceinline__ void copy(int piece, uint8_t *stage, bool more) const {
+  __device__ __forceinline__ void copy(int piece, uint8_t *stage, bool more) {
     Copies::template copy<kMultistageThreads / 8 * kMultistageXRowBytes>(piece, stage, more);
   }
 };
