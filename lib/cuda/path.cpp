@@ -47,11 +47,11 @@ bool adapter_pays(const GradProblem &problem, const GpuFacts &gpu) {
 }
 
 // Up to this many mean rows of an expert, the experts' kernels are expected to take less time than
-// dequantizing all experts. They decode a weight anew for every 16 or 64 rows of x. On GPUs of
+// dequantizing all experts. They decode a weight anew for every 16 to 128 rows of x. On GPUs of
 // compute capability 9.x and 10.x torch has one kernel for all dense experts. Elsewhere it
 // multiplies them one by one, which takes longer.
-double most_expert_rows(const LaunchTarget &target) {
-  if (!target.family->tensor_cores) return 4;
+double most_expert_rows(const LaunchTarget &target, int config) {
+  if (!target.family->tensor_cores && !is_multistage(config)) return 4;
   const int major = target.device.compute_capability / 10;
   return major == 9 || major == 10 ? 32 : 128;
 }
@@ -59,7 +59,7 @@ double most_expert_rows(const LaunchTarget &target) {
 template <class W>
 nf4_path path_of(const GroupedProblemOf<W> &problem, int config, const MatmulTarget &target) {
   const double rows = static_cast<double>(problem.m) / problem.experts;
-  return fused_if(is_wgmma(config) || rows <= most_expert_rows(target));
+  return fused_if(is_wgmma(config) || rows <= most_expert_rows(target, config));
 }
 
 // The multistage kernels decode a weight anew for every 128 rows of x, and take longer than a dense

@@ -161,7 +161,7 @@ constexpr GroupedShape kShapes[] = {
 // A plain case of kAny with rows of x, x_index and row_scale.
 GroupedCase indexed_case(Rng &rng, const GroupedShape &shape) {
   GroupedCase test;
-  do test = random_grouped_case(rng, {NF4_DTYPE_BF16, 64, true}, shape, Routing::kAny, true);
+  do test = random_grouped_case(rng, {NF4_DTYPE_FP16, 64, true}, shape, Routing::kAny, true);
   while (test.x_index.empty() || test.row_scale.empty() || test.all.m == 0);
   return test;
 }

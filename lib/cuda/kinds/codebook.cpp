@@ -89,6 +89,10 @@ ExpertsCosts experts_costs(const Weight &) {
       {config_named("wgmma_152x128"), 128, 60, 11.9, 4500},
       {config_named("wgmma_208x128"), 128, 2150, 0, 7500},
       {config_named("wgmma_304x128"), 128, 2570, 0, 12000},
+      {config_named("multistage_16x256"), 64, 1300, 0, 3000},
+      {config_named("multistage_32x256"), 64, 1530, 0, 3000},
+      {config_named("multistage_64x256"), 64, 2200, 0, 4000},
+      {config_named("multistage_128x256"), 64, 2550, 0, 6000},
   };
   return ExpertsCosts(kExpertsCosts);
 }

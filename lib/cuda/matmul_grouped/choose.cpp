@@ -65,10 +65,10 @@ double estimated_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu,
       static_cast<double>(problem.experts * expert_n_tiles(problem, cost.config));
   const double cycles = chunks.cycles * n_tiles / gpu.multiprocessors;
   // Skinny CTAs share tiles; of others the last wave is half full, on average.
-  if (!is_wgmma(cost.config) || chunks.count == 0) return cycles;
+  if (is_mma(cost.config) || is_skinny(cost.config) || chunks.count == 0) return cycles;
   const double tile = chunks.cycles / chunks.count;
   return std::max(tile, cycles + tile / 2) +
-         (problem.x_index == nullptr ? 0 : gather_cycles(problem, gpu));
+         (is_wgmma(cost.config) && problem.x_index != nullptr ? gather_cycles(problem, gpu) : 0);
 }
 
 template <class W>
@@ -83,6 +83,14 @@ bool wgmma_can_run_experts(const GroupedProblemOf<W> &problem, const GpuFacts &g
          wgmma_shape_can_run(two_rows(problem, wgmma_weight(problem)), gpu, config);
 }
 
+template <class W>
+bool multistage_can_run_experts(const GroupedProblemOf<W> &problem, const GpuFacts &gpu,
+                                int config) {
+  return has_experts_kernel(kind_of(problem.weight), config) && problem.x_rows > 0 &&
+         problem.m <= kMaxMapRows &&
+         multistage_can_run(two_rows(problem, stack_weight(problem)), gpu, config);
+}
+
 }  // namespace
 
 template <class W>
@@ -92,6 +100,7 @@ bool grouped_can_run(const GroupedProblemOf<W> &problem, const GpuFacts &gpu, in
   if (max_chunks(problem, kMatmulConfigs[config].tile_m) >
       std::numeric_limits<int>::max() / 2 / expert_n_tiles(problem, config))
     return false;
+  if (is_multistage(config)) return multistage_can_run_experts(problem, gpu, config);
   return is_skinny(config) ? skinny_can_run_experts(problem, gpu, config)
                            : wgmma_can_run_experts(problem, gpu, config);
 }
@@ -101,6 +110,7 @@ int choose_grouped(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
   int best = kMma64x64;
   double least = std::numeric_limits<double>::infinity();
   for (const ExpertsCost &cost : experts_costs(problem.weight)) {
+    if (gpu.wgmma && is_multistage(cost.config)) continue;
     if (!grouped_can_run(problem, gpu, cost.config)) continue;
     const double cycles = estimated_cycles(problem, gpu, cost);
     if (cycles >= least) continue;

@@ -1,5 +1,5 @@
-// The mma and skinny kernels of a grouped matmul for a GPU family (runtime/families.hpp). The
-// tables of matmul/wgmma/launch.hpp have its wgmma kernels.
+// The mma, skinny and multistage kernels of a grouped matmul for a GPU family
+// (runtime/families.hpp). The tables of matmul/wgmma/launch.hpp have its wgmma kernels.
 #pragma once
 
 #include "cuda/matmul/configs.hpp"
@@ -18,6 +18,15 @@ struct GroupedKernels {
 
   template <class Arch>
   static GroupedKernels make();
+};
+
+// The multistage kernels, for weights with a codebook; args: GroupedMultistageArgs. NULL: there is
+// none.
+struct GroupedMultistageKernels {
+  const void *of[2][kMultistageCount];  // [dtype - NF4_DTYPE_FP16][config - kFirstMultistage]
+
+  template <class Arch>
+  static GroupedMultistageKernels make();
 };
 
 }  // namespace nf4::cuda

@@ -41,6 +41,10 @@ constexpr const char *launching_experts(const Int4Weight &) {
   return "launching int4_matmul_grouped";
 }
 
+// The same for multistage kernels.
+template <class W>
+constexpr bool kHasGroupedMultistage = has_experts_kernel(kind_of(W{}), kFirstMultistage);
+
 // ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
 
 // Returns the mma kernel of a family.
@@ -57,5 +61,11 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const Int4GroupedP
 
 // Loads the skinny kernels, which may then use all the shared memory of a CTA.
 cudaError_t allow_grouped_skinny(const GpuFamily &family, const Device &device);
+
+// ---- Multistage kernels --------------------------------------------------------------------
+
+cudaError_t launch_grouped_multistage(const MatmulTarget &target, const GroupedProblem &problem,
+                                      int config);
+cudaError_t load_grouped_multistage_kernels(const GpuFamily &family, const Device &device);
 
 }  // namespace nf4::cuda

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "cuda/backend.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul/mma/launch.hpp"
 #include "cuda/matmul/target.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
@@ -119,6 +120,8 @@ cudaError_t launch_config(const MatmulTarget &target, const GroupedProblemOf<W> 
                           int config) {
   if constexpr (kHasGroupedSkinny<W>)
     if (is_skinny(config)) return launch_grouped_skinny(target, problem, config);
+  if constexpr (kHasGroupedMultistage<W>)
+    if (is_multistage(config)) return launch_grouped_multistage(target, problem, config);
   return is_wgmma(config) ? launch_wgmma(target, problem, config) : launch_mma(target, problem);
 }
 
@@ -176,6 +179,7 @@ bool matmul_grouped_has(const GpuFamily &family, int config, int compute_capabil
   if (is_mma(config)) return true;
   if (is_skinny(config))
     return std::is_same_v<W, Weight> ? family.tensor_cores : family.tensor_maps;
+  if (is_multistage(config)) return matmul_has(family, config, compute_capability);
   LaunchTarget target{};
   target.family = &family;
   target.device.compute_capability = compute_capability;
@@ -188,6 +192,7 @@ template bool matmul_grouped_has<Int4Weight>(const GpuFamily &, int, int);
 cudaError_t load_matmul_grouped_kernels(const GpuFamily &family, const Device &device) {
   cudaError_t error = load_kernels(kernels_of<GroupedKernels>(family));
   if (error == cudaSuccess) error = allow_grouped_skinny(family, device);
+  if (error == cudaSuccess) error = load_grouped_multistage_kernels(family, device);
   LaunchTarget target{};
   target.family = &family;
   target.device = device;

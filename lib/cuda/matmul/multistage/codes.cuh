@@ -26,9 +26,9 @@ class StagedCodes : public TileCopies<Arch, kMultistageTileN, 2> {
 
  public:
   __device__ __forceinline__ StagedCodes(const MultistageArgs &args, int64_t first_n, int k_tile)
-      : Copies(args.matmul.weight.packed + first_n * (args.matmul.weight.cols / 2) +
-                   k_tile * kCodeRowBytes,
-               args.matmul.weight.cols / 2, args.matmul.weight.rows - first_n,
+      : Copies({args.matmul.weight.packed + first_n * (args.matmul.weight.cols / 2) +
+                    k_tile * kCodeRowBytes,
+                args.matmul.weight.cols / 2, args.matmul.weight.rows - first_n, row()},
                row() / 4 * 128 + ((row() % 4 ^ row() / 4 % 4) * 2 + chunk()) * 16) {
     const int line = threadIdx.x / 4, t = threadIdx.x % 4;
     words_ = line * 128 + (line % 4 * 2 + t / 2) * 16 + t % 2 * 8;

@@ -128,34 +128,46 @@ __device__ __forceinline__ void add_lora(const MatmulArgs &args, int64_t first_n
   }
 }
 
-// Stores y = sums + bias. A lane has four neighbours of each of its rows of y.
-template <class T, class Args, int MTiles>
-__device__ __forceinline__ void store_y(const Args &args, int64_t first_n, int64_t first_m,
-                                        const float (&sums)[2][MTiles][4]) {
+// A tile of y, or what there is of it.
+template <class T>
+struct YTile {
+  T *y;  // its first element
+  int64_t stride;
+  int64_t rows;
+  int64_t columns;
+  const T *bias;           // of its first column; or NULL
+  const float *row_scale;  // of its first row; or NULL
+  bool vectors;            // four neighbours in y may be stored at once
+};
+
+// Stores y = (sums + bias) * row_scale. A lane has four neighbours of each of its rows of y.
+template <class T, int MTiles>
+__device__ __forceinline__ void store_y(const YTile<T> &to, const float (&sums)[2][MTiles][4]) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int64_t n = first_n + threadIdx.x / 32 * kMultistageWarpN + g * 4;
-  const int64_t rows = args.matmul.weight.rows;
+  const int n = threadIdx.x / 32 * kMultistageWarpN + g * 4;
   float bias[4] = {};
-  if (args.matmul.bias != nullptr)
+  if (to.bias != nullptr)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      if (n + i < rows) bias[i] = to_float(static_cast<const T *>(args.matmul.bias)[n + i]);
+      if (n + i < to.columns) bias[i] = to_float(to.bias[n + i]);
 #pragma unroll
   for (int tile = 0; tile < MTiles; ++tile)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int64_t m = first_m + tile * 8 + t * 2 + j;
-      if (m >= args.matmul.m) continue;
-      T *const y = static_cast<T *>(args.matmul.y) + m * args.matmul.y_stride + n;
-      const float v[4] = {sums[0][tile][j] + bias[0], sums[0][tile][j + 2] + bias[1],
-                          sums[1][tile][j] + bias[2], sums[1][tile][j + 2] + bias[3]};
-      if (args.y_vectors && n + 4 <= rows) {
+      const int m = tile * 8 + t * 2 + j;
+      if (m >= to.rows) continue;
+      T *const y = to.y + m * to.stride + n;
+      const float scale = to.row_scale == nullptr ? 1.0f : to.row_scale[m];
+      const float v[4] = {
+          (sums[0][tile][j] + bias[0]) * scale, (sums[0][tile][j + 2] + bias[1]) * scale,
+          (sums[1][tile][j] + bias[2]) * scale, (sums[1][tile][j + 2] + bias[3]) * scale};
+      if (to.vectors && n + 4 <= to.columns) {
         *reinterpret_cast<uint2 *>(y) = {pack_pair(T{}, v[0], v[1]), pack_pair(T{}, v[2], v[3])};
         continue;
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (n + i < rows) y[i] = from_float<T>(v[i]);
+        if (n + i < to.columns) y[i] = from_float<T>(v[i]);
     }
 }
 

@@ -25,6 +25,19 @@ struct ThisCta {
   __device__ __forceinline__ int ctas() const { return static_cast<int>(gridDim.x); }
 };
 
+template <class T, class Args>
+__device__ __forceinline__ YTile<T> y_tile(const Args &args, int64_t first_n, int64_t first_m) {
+  const auto &matmul = args.matmul;
+  const T *const bias = static_cast<const T *>(matmul.bias);
+  return {static_cast<T *>(matmul.y) + first_m * matmul.y_stride + first_n,
+          matmul.y_stride,
+          matmul.m - first_m,
+          matmul.weight.rows - first_n,
+          bias == nullptr ? nullptr : bias + first_n,
+          nullptr,
+          args.y_vectors};
+}
+
 template <class Weight, int TileM>
 __global__ void __launch_bounds__(kMultistageThreads, 1)
     matmul_multistage(const __grid_constant__ typename Weight::Args args) {
@@ -39,17 +52,18 @@ __global__ void __launch_bounds__(kMultistageThreads, 1)
   const StreamKReduction<typename Weight::Args, TileM / 8> reduction(args);
   for (StreamKTiles<ThisCta> tiles(args.schedule); tiles.is_valid(); tiles.advance()) {
     const TilePart part = tiles.part();
+    const int64_t first_n = int64_t{part.n_tile} * kMultistageTileN;
+    const int64_t first_m = int64_t{part.m_tile} * TileM;
     typename Mainloop::Sums sums;
-    mainloop.run(part, sums);
+    mainloop.run(x_rows<T, TileM>(args.matmul, first_m, part.k_tile), first_n, part.k_tile,
+                 part.k_tile_end - part.k_tile, sums);
     if (!part.stores_y) {
       reduction.store(sums);
       continue;
     }
     reduction.add(part.first_peer, sums);
-    const int64_t first_n = int64_t{part.n_tile} * kMultistageTileN;
-    const int64_t first_m = int64_t{part.m_tile} * TileM;
     add_lora<Arch, T>(args.matmul, first_n, first_m, sums);
-    store_y<T>(args, first_n, first_m, sums);
+    store_y(y_tile<T>(args, first_n, first_m), sums);
   }
 }
 

@@ -18,14 +18,13 @@ cudaError_t allow_multistage(const GpuFamily &family, const Device &device) {
   return allow_shared_memory<&MultistageKernels::of>(family, device);
 }
 
-// The scales of two K-tiles, the first of them even, lie side by side and are aligned.
+}  // namespace
+
 bool has_scale_pairs(const Weight &weight) {
   return weight.blocksize_log2 == 6 && weight.cols % (2 * kMultistageTileK) == 0 &&
          is_multiple(weight.absmax, weight.nested() ? 2 : 8) &&
          (!weight.nested() || weight.nested_blocksize_log2 >= 1);
 }
-
-}  // namespace
 
 cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device) {
   const cudaError_t error = load_kernels(kernels_of<MultistageKernels>(family));

@@ -26,11 +26,11 @@ class MultistageMainloop {
   using Arch = typename Weight::Arch;
   using T = typename Weight::Element;
   using Args = typename Weight::Args;
-  using X = XLoader<Arch, T, TileM>;
   using Loader = typename Weight::Loader;
   using Scales = typename Weight::Scales;
   static constexpr bool kOnSums = Weight::kScaleOn == ScaleOn::kSums;
   static constexpr int kMTiles = TileM / 8;
+  static constexpr int kXStageBytes = XLoader<Arch, TileM>::kBytes;
   static constexpr int kStages = multistage_stages(TileM, Arch::kTensorCores);
   static constexpr int kWeightStages = kStages - 1;  // if there are any
   static_assert(kStages >= 3);
@@ -43,15 +43,17 @@ class MultistageMainloop {
         weight_(args, shared),
         table_(Weight::table(shared)),
         x_stages_(shared + kMultistageLutBytes + kMultistageCodeBytes),
-        weight_stages_(x_stages_ + kStages * X::kBytes),
+        weight_stages_(x_stages_ + kStages * kXStageBytes),
         factor_(factor) {}
 
-  __device__ __forceinline__ void run(const TilePart &part, Sums &sums) {
-    const int64_t first_n = int64_t{part.n_tile} * kMultistageTileN;
-    X x(args_.matmul, int64_t{part.m_tile} * TileM, part.k_tile);
-    Loader weight(args_, first_n, part.k_tile);
-    Scales scales(args_, table_, first_n + threadIdx.x, part.k_tile);
-    int left = part.k_tile_end - part.k_tile;
+  // Multiplies `left` K-tiles from k_tile on, of the rows of the weight from first_n on.
+  template <class RowsOfX>
+  __device__ __forceinline__ void run(RowsOfX rows_of_x, int64_t first_n, int k_tile, int left,
+                                      Sums &sums) {
+    using X = XLoader<Arch, TileM, RowsOfX>;
+    X x(rows_of_x);
+    Loader weight(args_, first_n, k_tile);
+    Scales scales(args_, table_, first_n + threadIdx.x, k_tile);
 #pragma unroll
     for (auto &rows : sums)
 #pragma unroll
@@ -64,8 +66,8 @@ class MultistageMainloop {
     for (int i = 0; i < kStages - 1; ++i) {
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece)
-        copy(piece, x, weight, x_stages_ + i * X::kBytes, weight_stages_ + i * Weight::kStageBytes,
-             i + X::kHeld < left);
+        copy(piece, x, weight, x_stages_ + i * kXStageBytes,
+             weight_stages_ + i * Weight::kStageBytes, i + X::kHeld < left);
     }
     wait_copies<kStages - 2>();
     __syncthreads();
@@ -86,7 +88,7 @@ class MultistageMainloop {
     int stage = 0, load_stage = kStages - 1, weight_stage = 0;
 #pragma unroll 1
     for (; left > 0; --left) {
-      uint8_t *const x_to = x_stages_ + load_stage * X::kBytes;
+      uint8_t *const x_to = x_stages_ + load_stage * kXStageBytes;
       stage = stage + 1 == kStages ? 0 : stage + 1;
       load_stage = load_stage + 1 == kStages ? 0 : load_stage + 1;
       own = scales.next() * factor_;
@@ -104,7 +106,7 @@ class MultistageMainloop {
       broadcast(own, of_row);
       const bool more = left >= kStages + X::kHeld;
       const int x_half = x_stage ^ 16;
-      x_stage = stage * X::kBytes + x_lane_offset();
+      x_stage = stage * kXStageBytes + x_lane_offset();
       multiply<1>(b, x_half, x_stage, a[1], products, words, of_row, a[0],
                   [&](int piece) { copy(piece, x, weight, x_to, weight_to, more); });
       if constexpr (kOnSums) {
@@ -125,8 +127,9 @@ class MultistageMainloop {
   static constexpr int kPairs = 16;  // that a lane looks up for two k-steps
   // Chunks of x in registers before they are multiplied.
   static constexpr int kAhead = kMTiles < 2 ? kMTiles : 2;
-  static constexpr int kFence = 2;                              // tiles of 8 rows of x
-  static constexpr int kPieces = X::kPieces + Loader::kPieces;  // of a K-tile's copies
+  static constexpr int kFence = 2;  // tiles of 8 rows of x
+  // Pieces of a K-tile's copies.
+  static constexpr int kPieces = XLoader<Arch, TileM>::kPieces + Loader::kPieces;
 
   template <class Accumulators>
   static __device__ __forceinline__ Sums &pick(Accumulators &accumulators, Sums &sums) {
@@ -150,6 +153,7 @@ class MultistageMainloop {
       of_row[i] = __shfl_sync(0xffffffffu, own, threadIdx.x % 32 / 4 * 4 + i);
   }
 
+  template <class X>
   static __device__ __forceinline__ void copy(int piece, X &x, Loader &weight, uint8_t *x_stage,
                                               uint8_t *weight_stage, bool more) {
     if (piece < Loader::kPieces)

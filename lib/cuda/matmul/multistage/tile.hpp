@@ -13,6 +13,8 @@ constexpr int kMultistageWarpN = 32;  // rows of the weight of a warp tile
 constexpr int kMultistageWarps = 8;
 constexpr int kMultistageThreads = 32 * kMultistageWarps;
 constexpr int kMultistageTileN = kMultistageWarpN * kMultistageWarps;
+// Rows of x between those that a thread copies, 16 of the 128 bytes of each.
+constexpr int kMultistageXRowStep = kMultistageThreads / 8;
 constexpr int kMultistageMinKTiles = 8;  // of a CTA, where CTAs share tiles
 
 // Shared memory, in bytes: the LUT, nested_code, the stages of x, and the stages of the weight. A

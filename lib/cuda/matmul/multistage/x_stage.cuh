@@ -15,24 +15,31 @@
 namespace nf4::cuda {
 namespace {
 
-// A thread's copies of x.
-template <class Arch, class T, int TileM>
-class XLoader : public TileCopies<Arch, TileM, 8> {
-  using Copies = TileCopies<Arch, TileM, 8>;
+// A thread's copies of x, whose rows RowsOf finds.
+template <class Arch, int TileM, class RowsOf = EvenRows<TileM, kMultistageXRowStep>>
+class XLoader : public TileCopies<Arch, TileM, 8, RowsOf> {
+  using Copies = TileCopies<Arch, TileM, 8, RowsOf>;
 
  public:
   static constexpr int kBytes = TileM * kMultistageXRowBytes;
 
-  template <class Args>
-  __device__ __forceinline__ XLoader(const Args &args, int64_t first_m, int k_tile)
-      : Copies(static_cast<const T *>(args.x) + first_m * args.x_stride + k_tile * kMultistageTileK,
-               args.x_stride * 2, args.m - first_m,
+  __device__ __forceinline__ explicit XLoader(RowsOf rows)
+      : Copies(rows,
                Copies::row() * kMultistageXRowBytes + (Copies::chunk() ^ Copies::row() % 2) * 16) {}
 
   __device__ __forceinline__ void copy(int piece, uint8_t *stage, bool more) {
-    Copies::template copy<kMultistageThreads / 8 * kMultistageXRowBytes>(piece, stage, more);
+    Copies::template copy<kMultistageXRowStep * kMultistageXRowBytes>(piece, stage, more);
   }
 };
+
+// The rows of x from first_m on, from a K-tile on.
+template <class T, int TileM, class Args>
+__device__ __forceinline__ EvenRows<TileM, kMultistageXRowStep> x_rows(const Args &args,
+                                                                       int64_t first_m,
+                                                                       int k_tile) {
+  return {static_cast<const T *>(args.x) + first_m * args.x_stride + k_tile * kMultistageTileK,
+          args.x_stride * 2, args.m - first_m, static_cast<int>(threadIdx.x / 8)};
+}
 
 // The offset of a lane's chunk for the first two k-steps of row lane / 4. That for the other two
 // differs in bit 4.
