@@ -62,7 +62,7 @@ void check_counts(const MatmulCounts &counts, int least,
   for (const cuda::GpuFamily *family : runnable_families())
     for (int config = configs.first; config < configs.end; ++config) {
       INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
-      if (has_kernel(*family, config, dtype) && (!cuda::is_skinny(config) || much_shared_memory()))
+      if (has_kernel(*family, config, dtype))
         CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
 }
@@ -81,8 +81,8 @@ void check_not_mma(const PlacedMatmul &placed, const MatmulCase &test) {
     return has_kernel(*runnable_families()[0], config, test.dtype);
   };
   const bool fp32 = test.dtype == NF4_DTYPE_FP32;
-  if (test.m <= 16 && much_shared_memory() ? has(cuda::kSkinny2)
-                                           : !fp32 && has(cuda::kFirstMultistage))
+  if (test.m <= 16 && fits_skinny(test.dtype) ? has(cuda::kSkinny2)
+                                              : !fp32 && has(cuda::kFirstMultistage))
     CHECK(placed.used(test) != cuda::kMma64x64);
 }
 

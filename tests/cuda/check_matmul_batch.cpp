@@ -188,10 +188,9 @@ std::vector<MatmulCase> random_cases(Rng &rng) {
   return cases;
 }
 
-// Whether this GPU has skinny kernels, and the shared memory of the data-centre ones.
+// Whether this GPU has skinny kernels.
 bool has_skinny_kernels() {
-  return cuda::matmul_has(*runnable_families()[0], cuda::kSkinny2, compute_capability()) &&
-         much_shared_memory();
+  return cuda::matmul_has(*runnable_families()[0], cuda::kSkinny2, compute_capability());
 }
 
 }  // namespace

@@ -136,17 +136,11 @@ void check_grouped(GroupedCase &test, Rng &rng, const Stream &stream, Counts &co
   }
 }
 
-// Whether this GPU has the kernel; there are skinny ones where there is much shared memory.
-bool has_kernel(const cuda::GpuFamily &family, int config) {
-  return cuda::matmul_grouped_has<Weight>(family, config, compute_capability()) &&
-         (!cuda::is_skinny(config) || much_shared_memory());
-}
-
 void check_counts(const Counts &counts, int least) {
   for (const cuda::GpuFamily *family : runnable_families())
     for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
       INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
-      if (has_kernel(*family, config))
+      if (cuda::matmul_grouped_has<Weight>(*family, config, compute_capability()))
         CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
 }
@@ -208,7 +202,8 @@ TEST_CASE("a graph of a grouped product follows other routings", "[cuda][matmul_
   constexpr int64_t kM = 100;  // enough for kernels whose x is gathered first
   const Stream stream;
   for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
-    if (!has_kernel(*runnable_families()[0], config)) continue;
+    if (!cuda::matmul_grouped_has<Weight>(*runnable_families()[0], config, compute_capability()))
+      continue;
     INFO(cuda::kMatmulConfigs[config].name);
     const ForcedGrouped forced(runnable_families()[0], config);
     Rng rng(0x19800000 + config);
@@ -247,7 +242,8 @@ TEST_CASE("every grouped kernel waits for what a predecessor writes late",
           "[cuda][matmul_grouped][long]") {
   const Stream stream;
   for (int config = 0; config < cuda::kMatmulConfigCount; ++config) {
-    if (!has_kernel(*runnable_families()[0], config)) continue;
+    if (!cuda::matmul_grouped_has<Weight>(*runnable_families()[0], config, compute_capability()))
+      continue;
     INFO(cuda::kMatmulConfigs[config].name);
     const ForcedGrouped forced(runnable_families()[0], config);
     Rng rng(0x19e00000 + config);

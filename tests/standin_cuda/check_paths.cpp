@@ -170,10 +170,9 @@ struct Row {
 };
 
 const Row kRows[] = {
-    // Few rows of x by skinny kernels, where their shared memory fits, else by multistage kernels.
-    // More by wgmma, or by multistage kernels up to a limit.
-    {forward, kFp16, 1, {}, kDense, kFused, kDense, kFused, kFused, kDense},
-    {forward, kBf16, 8, {}, kDense, kFused, kDense, kFused, kFused, kDense},
+    // Few rows of x by skinny kernels; more by wgmma, or by multistage kernels up to a limit.
+    {forward, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused, kFused},
+    {forward, kBf16, 8, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {forward, kBf16, 9, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {forward, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {forward, kBf16, 17, {}, kDense, kFused, kFused, kFused, kDense, kFused},
@@ -310,9 +309,9 @@ TEST_CASE("rows of x that libnf4's kernels take, on each GPU", "[standin]") {
   };
   constexpr OfGpu kOfGpus[] = {
       {kT4, "sm75", {0, 0}, {0, 0}},       {kA100, "sm80", {1, 64}, {1, 16}},
-      {kL4, "sm80", {9, 64}, {1, 16}},     {kH200, "sm90", {1, 4096}, {1, 4096}},
+      {kL4, "sm80", {1, 64}, {1, 16}},     {kH200, "sm90", {1, 4096}, {1, 4096}},
       {kB200, "sm90", {1, 16}, {1, 16}},   {kB200, "sm80", {1, 16}, {1, 16}},
-      {kRtx5090, "sm90", {9, 64}, {1, 2}}, {kRtx5090, "sm80", {9, 64}, {1, 16}},
+      {kRtx5090, "sm90", {1, 64}, {1, 2}}, {kRtx5090, "sm80", {1, 64}, {1, 16}},
   };
   const auto fused = [](Ask ask, int64_t m) {
     nf4_path path = kDense;

@@ -23,9 +23,11 @@ inline int shared_bytes() {
   REQUIRE(cuda::cached_device(0, device) == NF4_STATUS_OK);
   return device.shared_bytes;
 }
-// Tells whether there is enough for every kernel, as on the data-centre GPUs of each generation
-// from Ampere on.
-inline bool much_shared_memory() { return shared_bytes() >= 160 << 10; }
+// Tells whether a CTA has what skinny kernels of weights with a codebook take: of x in 16 bits on
+// every GPU from Ampere on, of x in fp32 on the data-centre ones.
+inline bool fits_skinny(nf4_dtype dtype) {
+  return dtype != NF4_DTYPE_FP32 || shared_bytes() >= 160 << 10;
+}
 
 inline std::vector<const cuda::GpuFamily *> runnable_families() {
   std::vector<const cuda::GpuFamily *> families;

@@ -39,7 +39,8 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
   if (log2 > 30) return false;
   return rows <= kSkinnyElementsMax / weight.cols &&
          skinny_tiles_that_fit(
-             skinny_smem_of(problem.dtype, max_m, gpu.tensor_maps),
+             skinny_smem(skinny_layout(problem.dtype, max_m, gpu.tensor_maps, gpu.shared_bytes),
+                         max_m, gpu.tensor_maps),
              skinny_scale_bytes(weight.cols, weight.nested(), log2),
              gpu.shared_bytes -
                  shared_lora_bytes(problem.m, static_cast<int>(lora_stride(problem.lora)))) > 0;

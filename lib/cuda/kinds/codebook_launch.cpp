@@ -16,6 +16,13 @@
 namespace nf4::cuda {
 namespace {
 
+// The skinny kernels of the layout for a GPU.
+const MatmulKernels::Skinny &skinny_of(const MatmulTarget &target, nf4_dtype dtype, int config) {
+  return kernels_of<MatmulKernels>(*target.family)
+      .skinny[skinny_layout_index(dtype, kMatmulConfigs[config].tile_m, target.gpu.tensor_maps,
+                                  target.gpu.shared_bytes)];
+}
+
 cudaError_t allow_skinny(const GpuFamily &family, const Device &device) {
   return allow_shared_memory<&MatmulKernels::skinny>(family, device);
 }
@@ -65,7 +72,7 @@ cudaError_t run_mma(const MatmulTarget &target, const MatmulProblem &problem,
 cudaError_t run_skinny(const MatmulTarget &target, const MatmulProblem &problem,
                        const MatmulArgs &args, int config) {
   if (const cudaError_t error = allow_skinny(*target.family, target.device)) return error;
-  const auto &skinny = kernels_of<MatmulKernels>(*target.family).skinny;
+  const MatmulKernels::Skinny &skinny = skinny_of(target, problem.dtype, config);
   const void *const kernel =
       (problem.lora.rank > 0 ? skinny.lora
                              : skinny.one)[problem.dtype - NF4_DTYPE_FP32]
@@ -81,16 +88,16 @@ cudaError_t run_multistage(const MatmulTarget &target, const MatmulProblem &prob
                            config);
 }
 
-const void *batch_kernel_for(const GpuFamily &family, const MatmulProblem &problem, int config) {
+const void *batch_kernel_for(const MatmulTarget &target, const MatmulProblem &problem, int config) {
   if (!is_skinny(config)) return nullptr;
-  return kernels_of<MatmulKernels>(family)
-      .skinny.batch[problem.dtype - NF4_DTYPE_FP32][problem.weight.nested()][config - kFirstSkinny];
+  return skinny_of(target, problem.dtype, config)
+      .batch[problem.dtype - NF4_DTYPE_FP32][problem.weight.nested()][config - kFirstSkinny];
 }
 
 cudaError_t run_skinny_batch(const MatmulTarget &target, const MatmulArgs *args, int count,
                              const MatmulProblem &first, int config) {
   if (const cudaError_t error = allow_skinny(*target.family, target.device)) return error;
-  return launch_skinny_batch(target, batch_kernel_for(*target.family, first, config), args, count,
+  return launch_skinny_batch(target, batch_kernel_for(target, first, config), args, count,
                              first.dtype, config);
 }
 

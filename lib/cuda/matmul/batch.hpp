@@ -46,9 +46,9 @@ class BatchLaunches {
     if constexpr (kHasSkinnyBatch<W>) {
       const MatmulProblemOf<W> &first = problems_[first_], &problem = problems_[i];
       const int config = choices_[first_].config;
-      const void *const kernel = batch_kernel_for(*target_.family, first, config);
+      const void *const kernel = batch_kernel_for(target_, first, config);
       return first.lora.rank == 0 && problem.lora.rank == 0 && choices_[i].config == config &&
-             kernel != nullptr && kernel == batch_kernel_for(*target_.family, problem, config) &&
+             kernel != nullptr && kernel == batch_kernel_for(target_, problem, config) &&
              joins_launch(launch, problem, target_.gpu);
     }
     return false;

@@ -13,8 +13,7 @@ namespace nf4::cuda {
 namespace {
 
 template <class Arch, class T, class Scales, class WarpMma>
-void set_skinny_kernels(MatmulKernels &kernels, int dtype, int config) {
-  auto &skinny = kernels.skinny;
+void set_skinny_kernels(MatmulKernels::Skinny &skinny, int dtype, int config) {
   const int index = config - kFirstSkinny;
   skinny.one[dtype][Scales::kNested][index] =
       (const void *)matmul_skinny<Arch, T, Scales, WarpMma, false>;
@@ -24,18 +23,28 @@ void set_skinny_kernels(MatmulKernels &kernels, int dtype, int config) {
       (const void *)matmul_skinny_batch<Arch, T, Scales, WarpMma>;
 }
 
+// The kernels of a configuration in 16 bits, in each layout.
+template <class Arch, class T, class Scales, class WarpMma>
+void set_skinny_layouts(MatmulKernels &kernels, int dtype, int config) {
+  using Narrow = NarrowMma<WarpMma, kNarrowSkinny>;
+  if constexpr (has_wide_skinny(WarpMma::kMaxM, Arch::kTensorMaps))
+    set_skinny_kernels<Arch, T, Scales, WarpMma>(kernels.skinny[kWideSkinny], dtype, config);
+  set_skinny_kernels<Arch, T, Scales, Narrow>(kernels.skinny[kNarrowSkinny], dtype, config);
+}
+
 template <class Arch, class T, class Scales>
 void set_kernels(MatmulKernels &kernels, int dtype) {
   kernels.mma[dtype][Scales::kNested] =
       (const void *)matmul_mma<Arch, T, CodebookSource<Arch, Scales>>;
   if constexpr (Arch::kTensorCores && std::is_same_v<T, float>) {
-    set_skinny_kernels<Arch, T, Scales, WarpMmaFp32M2>(kernels, dtype, kSkinny2);
-    set_skinny_kernels<Arch, T, Scales, WarpMmaFp32<1>>(kernels, dtype, kSkinny8);
-    set_skinny_kernels<Arch, T, Scales, WarpMmaFp32<2>>(kernels, dtype, kSkinny16);
+    MatmulKernels::Skinny &skinny = kernels.skinny[kWideSkinny];
+    set_skinny_kernels<Arch, T, Scales, WarpMmaFp32M2>(skinny, dtype, kSkinny2);
+    set_skinny_kernels<Arch, T, Scales, WarpMmaFp32<1>>(skinny, dtype, kSkinny8);
+    set_skinny_kernels<Arch, T, Scales, WarpMmaFp32<2>>(skinny, dtype, kSkinny16);
   } else if constexpr (Arch::kTensorCores) {
-    set_skinny_kernels<Arch, T, Scales, WarpMmaM2<T>>(kernels, dtype, kSkinny2);
-    set_skinny_kernels<Arch, T, Scales, WarpMmaM8<T, 1>>(kernels, dtype, kSkinny8);
-    set_skinny_kernels<Arch, T, Scales, WarpMmaM8<T, 2>>(kernels, dtype, kSkinny16);
+    set_skinny_layouts<Arch, T, Scales, WarpMmaM2<T>>(kernels, dtype, kSkinny2);
+    set_skinny_layouts<Arch, T, Scales, WarpMmaM8<T, 1>>(kernels, dtype, kSkinny8);
+    set_skinny_layouts<Arch, T, Scales, WarpMmaM8<T, 2>>(kernels, dtype, kSkinny16);
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/skinny/smem.hpp"
 
 namespace nf4::cuda {
 
@@ -11,11 +12,12 @@ namespace nf4::cuda {
 struct MatmulKernels {
   const void *mma[3][2];  // [dtype - NF4_DTYPE_FP32][nested]; args: MatmulArgs
   // [dtype - NF4_DTYPE_FP32][nested][configuration - kFirstSkinny]
-  struct {
+  struct Skinny {
     const void *one[3][2][kSkinnyCount];    // args: SkinnyArgs
     const void *lora[3][2][kSkinnyCount];   // for a product with an adapter; args: SkinnyArgs
     const void *batch[3][2][kSkinnyCount];  // for several weights in one launch; args: SkinnyBatch
-  } skinny;
+  };
+  Skinny skinny[kSkinnyLayoutCount];
 
   template <class Arch>
   static MatmulKernels make();

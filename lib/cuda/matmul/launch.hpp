@@ -93,7 +93,7 @@ cudaError_t run_multistage(const MatmulTarget &target, const MatmulProblem &prob
                            const MatmulArgs &args, int config);
 
 // The kernel of a skinny configuration for several weights in one launch; NULL if there is none.
-const void *batch_kernel_for(const GpuFamily &family, const MatmulProblem &problem, int config);
+const void *batch_kernel_for(const MatmulTarget &target, const MatmulProblem &problem, int config);
 cudaError_t run_skinny_batch(const MatmulTarget &target, const MatmulArgs *args, int count,
                              const MatmulProblem &first, int config);
 

@@ -13,6 +13,16 @@
 namespace nf4::cuda {
 namespace {
 
+template <class Arch, class T, class Scales, class WarpMma>
+void set_skinny(GroupedKernels &kernels, int dtype, int index) {
+  using Narrow = NarrowMma<WarpMma, kNarrowSkinny>;
+  if constexpr (has_wide_skinny(WarpMma::kMaxM, Arch::kTensorMaps))
+    kernels.skinny[kWideSkinny][dtype][Scales::kNested][index] =
+        (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMma>;
+  kernels.skinny[kNarrowSkinny][dtype][Scales::kNested][index] =
+      (const void *)matmul_grouped_skinny<Arch, T, Scales, Narrow>;
+}
+
 template <class Arch, class T, class Scales>
 void set_kernels(GroupedKernels &kernels, int dtype) {
   kernels.mma[dtype][Scales::kNested] =
@@ -20,10 +30,9 @@ void set_kernels(GroupedKernels &kernels, int dtype) {
   kernels.grad_mma[dtype][Scales::kNested] = (const void *)
       matmul_grouped_mma<Arch, T, CodebookSource<Arch, Scales, true>, GradProducts<Arch, T>>;
   if constexpr (Arch::kTensorCores) {
-    const void **const skinny = kernels.skinny[dtype][Scales::kNested];
-    skinny[0] = (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMmaM2<T>>;
-    skinny[1] = (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMmaM8<T, 1>>;
-    skinny[2] = (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMmaM8<T, 2>>;
+    set_skinny<Arch, T, Scales, WarpMmaM2<T>>(kernels, dtype, 0);
+    set_skinny<Arch, T, Scales, WarpMmaM8<T, 1>>(kernels, dtype, 1);
+    set_skinny<Arch, T, Scales, WarpMmaM8<T, 2>>(kernels, dtype, 2);
   }
 }
 

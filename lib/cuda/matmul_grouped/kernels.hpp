@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/matmul/configs.hpp"
+#include "cuda/matmul/skinny/smem.hpp"
 
 namespace nf4::cuda {
 
@@ -12,8 +13,8 @@ struct GroupedKernels {
   const void *mma[2][2];
   const void *grad_mma[2][2];
   const void *int4_mma[2][3];
-  // args: GroupedSkinnyArgs, GroupedInt4SkinnyArgs; NULL: there is none
-  const void *skinny[2][2][kSkinnyCount];
+  // args: GroupedSkinnyArgs, by layout, and GroupedInt4SkinnyArgs; NULL: there is none
+  const void *skinny[kSkinnyLayoutCount][2][2][kSkinnyCount];
   const void *int4_skinny[2][3][kSkinnyCount];
 
   template <class Arch>

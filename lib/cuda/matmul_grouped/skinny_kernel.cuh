@@ -13,8 +13,8 @@
 namespace nf4::cuda {
 namespace {
 
-template <class Arch_, int kMaxM, int kWarps_>
-struct GroupedSkinny : CodebookSkinny<Arch_, kMaxM, kWarps_> {
+template <class Arch, class WarpMma>
+struct GroupedSkinny : CodebookSkinny<Arch, WarpMma> {
   using Args = GroupedSkinnyArgs;
 };
 
@@ -23,7 +23,9 @@ template <class Arch, class T, class Scales, class WarpMma>
 __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     matmul_grouped_skinny(const __grid_constant__ GroupedSkinnyArgs args) {
   constexpr int kWarps = kWarpsOf<WarpMma>, kThreads = 32 * kWarps, kMaxM = WarpMma::kMaxM;
-  using Kind = GroupedSkinny<Arch, kMaxM, kWarps>;
+  constexpr bool kLoadsAhead = WarpMma::kLoadsAhead;
+  using Kind = GroupedSkinny<Arch, WarpMma>;
+  using Lut = typename WarpMma::Lut;
   using TileIterator = GroupTileIterator<GroupedSkinnyArgs, kMaxM, kWarps>;
   using TileGroup = TileGroups<GroupedSkinnyArgs, kMaxM>;
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -36,7 +38,7 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
   // codebook.
   float unit = 1;
   const bool own_codebook = matmul.weight.codebook == nullptr;
-  if (own_codebook) unit = build_lut<T, kThreads>(args, 0.0f, shared);
+  if (own_codebook) unit = build_lut<T, Lut, kThreads>(args, 0.0f, shared);
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
   const Routing<kMaxM> routing(args.groups);
@@ -55,23 +57,27 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
   scales.load_scale_code();
   scales.load(group.weight_row(), group.rows());
   pipeline.load_next();
-  if (!own_codebook) unit = build_lut<T, kThreads>(args, 0.0f, shared);
+  if (!own_codebook) unit = build_lut<T, Lut, kThreads>(args, 0.0f, shared);
   scales.publish(true);
 #pragma unroll 1
   for (int stage = 1; stage < Kind::kSmem.stages; ++stage) pipeline.load_next();
 
   constexpr bool kKeep = WarpMma::kKeepsLane;
-  using Lut = typename WarpMma::Lut;
   const Lut lut(shared, keep_in_register<kKeep>(threadIdx.x % 32 * Lut::kLaneBytes));
   const int thread_in_group = static_cast<int>(keep_in_register<kKeep>(threadIdx.x % 4));
+  bool other_x = true;  // another chunk than in the previous group, or several K-tiles
 #pragma unroll 1
   for (uint32_t phase = 0;; phase ^= 1) {
     const PartialSums<WarpMma> sums{0, group.tiles(),
                                     reinterpret_cast<float *>(shared + Kind::kSmem.partials)};
 #pragma unroll 1
     for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kWarps) {
-      if (k_tile != first_k_tile)
+      const int next = k_tile + kWarps;
+      if (!kLoadsAhead && k_tile != first_k_tile)
         warp_mma.load_x(ChunkX<MatmulArgs>{matmul, args.groups, group.chunk()}, k_tile);
+      if (other_x) warp_mma.prepare_x();
+      if (kLoadsAhead && next < args.work.k_tiles)
+        warp_mma.load_x(ChunkX<MatmulArgs>{matmul, args.groups, group.chunk()}, next);
       auto cursor = scales.cursor(k_tile, first_tile, WarpMma::row(0), thread_in_group);
       float *partial = sums.of_warp(first_tile, warp);
 #pragma unroll 1
@@ -91,7 +97,7 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
     __syncthreads();
     // The next group's data is in flight while the sums of this group are added up.
     const TileGroup done = group;
-    const bool other_x = group.advance() || args.work.k_tiles > kWarps;
+    other_x = group.advance() || args.work.k_tiles > kWarps;
     if (group.is_valid()) {
       if (other_x)
         warp_mma.load_x(ChunkX<MatmulArgs>{matmul, args.groups, group.chunk()}, first_k_tile);

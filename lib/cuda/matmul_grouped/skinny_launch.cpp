@@ -13,12 +13,12 @@ namespace {
 // Fills in the shares of CTAs; returns the number of CTAs.
 template <class Args, class W>
 int64_t plan_tiles(const MatmulTarget &target, const GroupedProblemOf<W> &problem, int config,
-                   Args &args) {
+                   const SkinnyLayout &layout, Args &args) {
   args.groups = groups_of(problem);
   args.expert_tiles = static_cast<int>(expert_n_tiles(problem, config));
   const int64_t tiles = max_chunks(problem, kMatmulConfigs[config].tile_m) * args.expert_tiles;
   const int64_t ctas = std::min<int64_t>(tiles, target.gpu.multiprocessors);
-  plan_work(tiles, problem.weight.cols, ctas, args.work);
+  plan_work(tiles, problem.weight.cols, ctas, layout, args.work);
   return ctas;
 }
 // Plans groups of rows of warp tiles by plan(most), which finds the shared memory for up to so
@@ -57,19 +57,21 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const GroupedProbl
   GroupedSkinnyArgs args{};
   args.matmul = experts_args(problem, weight);
   args.codebook = rounded_codebook(args.matmul.weight, problem.dtype);
-  const int64_t ctas = plan_tiles(target, problem, config, args);
-  const SkinnySmem smem = skinny_smem_of(problem.dtype, max_m, target.gpu.tensor_maps);
+  const int layout_index =
+      skinny_layout_index(problem.dtype, max_m, target.gpu.tensor_maps, target.gpu.shared_bytes);
+  const SkinnyLayout &layout = kSkinnyLayouts[layout_index];
+  const int64_t ctas = plan_tiles(target, problem, config, layout, args);
   const int smem_bytes = plan_groups(
-      args, [&](int most) { return plan_skinny_smem(smem, kSkinnyWarps, most, target.gpu, args); });
+      args, [&](int most) { return plan_skinny_smem(layout, max_m, most, target.gpu, args); });
   if (target.gpu.tensor_maps) {
     error = make_tensor_map({weight.packed, weight.rows, weight.cols / 2}, weight.cols / 2,
                             kWarpTileK / 2, kWarpTileN, args.packed);
     if (error != cudaSuccess) return error;
   }
-  const void *const kernel =
-      kernels_of<GroupedKernels>(*target.family)
-          .skinny[problem.dtype - NF4_DTYPE_FP16][weight.nested()][config - kFirstSkinny];
-  return launch({kernel, ctas, kSkinnyThreads, target.family->pdl, target.stream, smem_bytes},
+  const void *const kernel = kernels_of<GroupedKernels>(*target.family)
+                                 .skinny[layout_index][problem.dtype - NF4_DTYPE_FP16]
+                                        [weight.nested()][config - kFirstSkinny];
+  return launch({kernel, ctas, 32 * layout.warps, target.family->pdl, target.stream, smem_bytes},
                 args);
 }
 
@@ -79,7 +81,7 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const Int4GroupedP
   if (error != cudaSuccess) return error;
   GroupedInt4SkinnyArgs args{};
   args.matmul = experts_args(problem, expert_weight(problem));
-  const int64_t ctas = plan_tiles(target, problem, config, args);
+  const int64_t ctas = plan_tiles(target, problem, config, kInt4Layout, args);
   const SkinnySmem smem = int4_skinny_smem(kMatmulConfigs[config].tile_m);
   const int smem_bytes = plan_groups(
       args, [&](int most) { return plan_int4_skinny_smem(smem, most, target.gpu, args); });

@@ -7,6 +7,7 @@
 #include "core/decode.hpp"
 #include "core/formats.hpp"
 #include "cuda/element.cuh"
+#include "cuda/ptx/permute.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 class ByteLut {
  public:
   static constexpr int kLaneBytes = 4;
+  static constexpr bool kNarrow = false;
 
   // lane_bytes is kLaneBytes times the lane.
   __device__ __forceinline__ ByteLut(const uint8_t *lut, uint32_t lane_bytes)
@@ -32,6 +34,32 @@ class ByteLut {
  private:
   const uint8_t *lut_;
   uint32_t lane_;
+};
+
+// The same in half of the bytes: an entry's copies take 128 bytes. The entries of bytes from 128 on
+// lie between those of smaller bytes, so that a byte's highest bit stays above the lane's offset.
+// Four look-ups share two more instructions.
+class NarrowByteLut {
+ public:
+  static constexpr int kLaneBytes = 4;
+  static constexpr bool kNarrow = true;
+
+  // lane_bytes is kLaneBytes times the lane.
+  __device__ __forceinline__ NarrowByteLut(const uint8_t *lut, uint32_t lane_bytes)
+      : lut_(lut), lanes_(lane_bytes * 0x01010101u) {}
+
+  // See ByteLut::pair.
+  template <int Byte>
+  __device__ __forceinline__ uint32_t pair(uint32_t word) const {
+    const uint32_t low = (word & 0x80808080u) | lanes_, high = word & 0x7f7f7f7fu;
+    constexpr uint32_t kZero = 8;  // the sign of a byte of `high`
+    constexpr uint32_t kBytes = Byte | (4 + Byte) << 4 | (4 | kZero) << 8 | (4 | kZero) << 12;
+    return *reinterpret_cast<const uint32_t *>(lut_ + permute_bytes<kBytes>(low, high));
+  }
+
+ private:
+  const uint8_t *lut_;
+  uint32_t lanes_;
 };
 
 // The power of two that scales the codebook's largest entry to [1, 2), or to [2, 4) if its inverse
@@ -64,21 +92,23 @@ __device__ __forceinline__ uint32_t lane_entry(const RoundedCodebook &rounded,
   return bits;
 }
 
-// Fills a LUT with Bytes bytes for each entry and lane, 16 bytes at a time. Threads threads in
-// whole warps call it, numbered by `thread`, each with entry threadIdx.x % 16 of the codebook.
-// make(first, second) returns four words for a byte.
-template <int Bytes, int Threads, class Entry, class Make>
+// Fills a LUT with Bytes bytes for each entry and lane, 16 bytes at a time, or a narrow one.
+// Threads threads in whole warps call it, numbered by `thread`, each with entry threadIdx.x % 16 of
+// the codebook. make(first, second) returns four words for a byte.
+template <int Bytes, int Threads, class Lut = ByteLut, class Entry, class Make>
 __device__ __forceinline__ void fill_lut(uint8_t *lut, int thread, Entry entry, Make make) {
   constexpr int kVectors = 2 * Bytes;  // 16-byte vectors: the copies of an entry
   // Distance to the next byte, whose low nibble is the same.
   constexpr int kStep = Threads / kVectors;
-  static_assert(kStep % kCodebookSize == 0);
+  static_assert(kStep % kCodebookSize == 0 && 128 % kStep == 0);
   const int byte = thread / kVectors, vector = thread % kVectors;
   const Entry second = __shfl_sync(0xffffffffu, entry, byte, kCodebookSize);
 #pragma unroll
   for (int i = 0; i < 256; i += kStep) {
     const Entry first = __shfl_sync(0xffffffffu, entry, (byte + i) >> 4, kCodebookSize);
-    reinterpret_cast<uint4 *>(lut)[(byte + i) * 16 + vector] = make(first, second);
+    // kStep divides 128: the second half of the entries are those of later steps.
+    const int at = Lut::kNarrow ? (byte + i % 128) * 16 + i / 128 * 8 : (byte + i) * 16;
+    reinterpret_cast<uint4 *>(lut)[at + vector] = make(first, second);
   }
 }
 

@@ -617,7 +617,7 @@ const _: () = {
  The answers for NVIDIA Hopper GPUs are measured. The answers for a GPU on which nobody has
  timed libnf4 (nf4_device.timed is 0) are conservative: there, the answer is fused for up to 16
  rows of x if the GPU has a kernel for few rows of that kind of weight. A GPU with 99 KiB of
- shared memory for a thread block has one for NF4 and FP4 from 9 rows on, and a GPU of compute
+ shared memory for a thread block has none for NF4 and FP4 with x in fp32, and a GPU of compute
  capability 7.5 has none at all. For NF4 and FP4 the answer is fused for up to 64 or 128 rows,
  depending on the size of the weight, on GPUs of compute capability 8.x and 12.x. The answer is
  also fused for experts with few rows, and for integers that have few columns or are slow to

@@ -12,13 +12,11 @@
 
 namespace nf4::cuda {
 
-template <class Arch, int kMaxM, int kWarps>
-constexpr SkinnySmem kSkinnySmem =
-    kWarps == kSkinnyWarps ? skinny_smem(kMaxM, Arch::kTensorMaps) : fp32_m16_smem();
-
-// The warps of a CTA, by what multiplies a warp tile.
+// The layout of a CTA, by what multiplies a warp tile; of integers, all but the LUT.
 template <class WarpMma>
-constexpr int kWarpsOf = kSkinnyWarps;
+constexpr SkinnyLayout kLayoutOf = kSkinnyLayouts[kWideSkinny];
+template <class WarpMma>
+constexpr int kWarpsOf = kLayoutOf<WarpMma>.warps;
 
 // How the CTAs and their warps share the work.
 struct SkinnyWork {

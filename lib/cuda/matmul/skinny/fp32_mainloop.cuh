@@ -72,6 +72,7 @@ struct WarpMmaFp32M2 {
   using Lut = SplitLut;
   static constexpr int kMaxM = 2;
   static constexpr bool kKeepsLane = true;
+  static constexpr bool kLoadsAhead = false;
   uint4 loaded[16];
   uint32_t x[32];
   float unit[2];
@@ -170,6 +171,7 @@ struct WarpMmaFp32 {
   using Rows = WarpMmaM8<__half, MTiles>;
   static constexpr int kMaxM = Rows::kMaxM;
   static constexpr bool kKeepsLane = true;
+  static constexpr bool kLoadsAhead = false;
   uint4 x[MTiles][16];  // first as loaded; then high parts of two pairs of columns, then low parts
   float unit[MTiles][2];  // for products with x, for the lane's columns of sums
   uint32_t lane_offset;
@@ -258,6 +260,6 @@ struct WarpMmaFp32 {
 
 // 16 rows of x in fp32 take more registers.
 template <>
-constexpr int kWarpsOf<WarpMmaFp32<2>> = kFp32M16Warps;
+constexpr SkinnyLayout kLayoutOf<WarpMmaFp32<2>> = kFp32M16Layout;
 
 }  // namespace nf4::cuda

@@ -24,7 +24,7 @@ int unit_rows(const Int4View &weight, const GpuFacts &gpu) {
 int plan_ctas(const SkinnySmem &smem, int64_t ctas, const GpuFacts &gpu, Int4SkinnyArgs &args) {
   const Int4View &weight = args.matmul.weight;
   const int64_t units = ceil_divide(weight.rows, args.unit_rows);
-  plan_work(units, weight.cols, ctas, args.work);
+  plan_work(units, weight.cols, ctas, kInt4Layout, args.work);
   const int64_t tiles = ceil_divide(ceil_divide(units, ctas) * args.unit_rows, kWarpTileN);
   return plan_int4_skinny_smem(smem, tiles, gpu, args);
 }

@@ -3,7 +3,8 @@
 // A CTA has rows of the weight, and each of its 16 warps 256 of their columns, so that a warp's
 // part of x stays in registers for all rows. W is A, x is B. One look-up in a LUT of all 256 bytes
 // turns a byte into two numbers (one PRMT for the address, one LDS). Scales are applied to the fp32
-// sums of each block.
+// sums of each block. Where a CTA has 99 KiB of shared memory, it has 8 warps and half of the LUT
+// (NarrowMma); the figures below are those of 16 warps.
 //
 // Cost: 0.516 bytes read per weight; memory bounds it. Shared memory is next: a warp tile takes 64
 // cycles for look-ups, 16 to write, 16 to read, 10 for scales and 5 for sums. 16 warps need 1780
@@ -41,14 +42,14 @@ __device__ __forceinline__ void prefetch_rows(const SkinnyArgs &args, const CtaR
 }
 
 // All threads of the CTA call it, and a barrier must follow. It returns the unit of the sums.
-template <class T, int kThreads>
+template <class T, class Lut, int kThreads>
 __device__ __forceinline__ float build_lut(const SkinnyArgs &args, float entry, uint8_t *shared) {
   if constexpr (std::is_same_v<T, float>) {
     return fill_split_lut<kThreads>(shared, entry);
   } else {
     float unit;
     const uint32_t entry = lane_entry<T>(args.codebook, args.matmul.weight.codebook, unit);
-    fill_lut<4, kThreads>(shared, static_cast<int>(threadIdx.x), entry, pack_entries);
+    fill_lut<4, kThreads, Lut>(shared, static_cast<int>(threadIdx.x), entry, pack_entries);
     return unit;
   }
 }
@@ -90,7 +91,9 @@ __device__ __forceinline__ void wait_for_inputs(const LoraCtaArgs &args) {
 template <class Arch, class T, class Scales, class WarpMma, bool kLora>
 __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   constexpr int kWarps = kWarpsOf<WarpMma>, kThreads = 32 * kWarps;
-  using Kind = CodebookSkinny<Arch, WarpMma::kMaxM, kWarps>;
+  constexpr bool kLoadsAhead = WarpMma::kLoadsAhead;
+  using Kind = CodebookSkinny<Arch, WarpMma>;
+  using Lut = typename WarpMma::Lut;
   extern __shared__ __align__(1024) uint8_t shared[];
   const MatmulArgs &matmul = args.matmul;
   const CtaRows rows(args.work, cta);
@@ -124,7 +127,6 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
   warp_mma.load_x(matmul, first_k_tile);
   scales.load_scale_code();
   constexpr bool kKeep = WarpMma::kKeepsLane;
-  using Lut = typename WarpMma::Lut;
   const Lut lut(shared, keep_in_register<kKeep>(threadIdx.x % 32 * Lut::kLaneBytes));
   const int thread_in_group = static_cast<int>(keep_in_register<kKeep>(threadIdx.x % 4));
   float unit = 1;
@@ -139,7 +141,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
     if (first == 0) {
       pipeline.load_next();
       pdl_launch_dependents<Arch>();
-      unit = build_lut<T, kThreads>(args, entry, shared);
+      unit = build_lut<T, Lut, kThreads>(args, entry, shared);
     }
     scales.publish(first == 0);
 #pragma unroll 1
@@ -149,8 +151,13 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
     if constexpr (kLora) epilogue.prefetch_lora(matmul.lora, rows, group, threadIdx.x);
 #pragma unroll 1
     for (int k_tile = first_k_tile; k_tile < args.work.k_tiles; k_tile += kWarps) {
-      if (k_tile != first_k_tile || first != 0) warp_mma.load_x(matmul, k_tile);
+      if (!kLoadsAhead && (k_tile != first_k_tile || first != 0)) warp_mma.load_x(matmul, k_tile);
       warp_mma.prepare_x();
+      if (kLoadsAhead) {
+        const int next = k_tile + kWarps;
+        if (next < args.work.k_tiles || group.end < tiles)
+          warp_mma.load_x(matmul, next < args.work.k_tiles ? next : first_k_tile);
+      }
       auto cursor = scales.cursor(k_tile, first_tile, WarpMma::row(0), thread_in_group);
       float *partial = group.of_warp(first_tile, warp);
 #pragma unroll 1

@@ -18,40 +18,44 @@ int prefetch_bytes(int64_t cta_bytes) {
 }
 
 // Fills in how `ctas` CTAs share the work; returns the bytes of shared memory.
-int plan_ctas(const SkinnySmem &smem, int warps, int64_t ctas, const GpuFacts &gpu,
+int plan_ctas(const SkinnyLayout &layout, int max_m, int64_t ctas, const GpuFacts &gpu,
               SkinnyArgs &args) {
   const MatmulArgs &matmul = args.matmul;
-  plan_work(matmul.weight.rows, matmul.weight.cols, ctas, args.work, warps);
+  plan_work(matmul.weight.rows, matmul.weight.cols, ctas, layout, args.work);
   args.work.prefetch_bytes = prefetch_bytes(args.work.cta_units * matmul.weight.cols / 2);
   const int64_t tiles = ceil_divide(ceil_divide(matmul.weight.rows, ctas), kWarpTileN);
-  return plan_skinny_smem(smem, warps, tiles, gpu, args);
+  return plan_skinny_smem(layout, max_m, tiles, gpu, args);
+}
+
+SkinnyLayout layout_of(const MatmulTarget &target, nf4_dtype dtype, int config) {
+  return skinny_layout(dtype, kMatmulConfigs[config].tile_m, target.gpu.tensor_maps,
+                       target.gpu.shared_bytes);
 }
 
 cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf4_dtype dtype,
                         int config, int64_t ctas, SkinnyArgs &args, int &smem_bytes) {
-  const bool tensor_maps = target.gpu.tensor_maps;
   args.matmul = matmul;
   args.codebook = rounded_codebook(matmul.weight, dtype);
-  smem_bytes =
-      plan_ctas(skinny_smem_of(dtype, kMatmulConfigs[config].tile_m, tensor_maps),
-                skinny_warps(dtype, kMatmulConfigs[config].tile_m), ctas, target.gpu, args);
-  if (!tensor_maps) return cudaSuccess;
+  smem_bytes = plan_ctas(layout_of(target, dtype, config), kMatmulConfigs[config].tile_m, ctas,
+                         target.gpu, args);
+  if (!target.gpu.tensor_maps) return cudaSuccess;
   return make_tensor_map({matmul.weight.packed, matmul.weight.rows, matmul.weight.cols / 2},
                          matmul.weight.cols / 2, kWarpTileK / 2, kWarpTileN, args.packed);
 }
 
 }  // namespace
 
-int plan_skinny_smem(const SkinnySmem &smem, int warps, int64_t tiles, const GpuFacts &gpu,
+int plan_skinny_smem(const SkinnyLayout &layout, int max_m, int64_t tiles, const GpuFacts &gpu,
                      SkinnyArgs &args) {
+  const SkinnySmem smem = skinny_smem(layout, max_m, gpu.tensor_maps);
   const MatmulArgs &matmul = args.matmul;
   SkinnyWork &work = args.work;
   const bool nested = matmul.weight.nested_absmax != nullptr;
   args.scale_pitch = static_cast<int>(skinny_scale_pitch(work.k_tiles));
   args.item_step = work.n_warps * kWarpTileN * args.scale_pitch;
   args.element_step = work.n_warps * kWarpTileN * static_cast<int>(matmul.weight.cols);
-  args.row_step = 32 * warps / work.k_tiles;
-  args.k_tile_step = 32 * warps % work.k_tiles;
+  args.row_step = 32 * layout.warps / work.k_tiles;
+  args.k_tile_step = 32 * layout.warps % work.k_tiles;
   args.whole_items = matmul.weight.blocksize_log2 == 6 && matmul.weight.cols % kWarpTileK == 0 &&
                      is_multiple(matmul.weight.absmax, nested ? 4 : 16);
 
@@ -78,7 +82,7 @@ cudaError_t launch_skinny(const MatmulTarget &target, const void *kernel, const 
   int smem_bytes = 0;
   const cudaError_t error = skinny_args(target, matmul, dtype, config, ctas, args, smem_bytes);
   if (error != cudaSuccess) return error;
-  return launch({kernel, lora.ctas + ctas, 32 * skinny_warps(dtype, kMatmulConfigs[config].tile_m),
+  return launch({kernel, lora.ctas + ctas, 32 * layout_of(target, dtype, config).warps,
                  target.family->pdl, target.stream, smem_bytes},
                 args);
 }
@@ -110,8 +114,8 @@ cudaError_t launch_skinny_batch(const MatmulTarget &target, const void *kernel,
     first_cta += ctas[i];
   }
   std::fill(batch.first_cta + count, batch.first_cta + kSkinnyBatchMax, INT_MAX);
-  return launch({kernel, first_cta, 32 * skinny_warps(dtype, kMatmulConfigs[config].tile_m),
-                 target.family->pdl, target.stream, smem_bytes},
+  return launch({kernel, first_cta, 32 * layout_of(target, dtype, config).warps, target.family->pdl,
+                 target.stream, smem_bytes},
                 batch);
 }
 

@@ -17,7 +17,7 @@ cudaError_t launch_skinny(const MatmulTarget &target, const Int4MatmulArgs &matm
 
 // Divides shared memory between the partial sums and scales of groups of up to `tiles` rows of warp
 // tiles, after plan_work; returns its bytes.
-int plan_skinny_smem(const SkinnySmem &smem, int warps, int64_t tiles, const GpuFacts &gpu,
+int plan_skinny_smem(const SkinnyLayout &layout, int max_m, int64_t tiles, const GpuFacts &gpu,
                      SkinnyArgs &args);
 
 // The same of integer weights.

@@ -120,6 +120,7 @@ struct WarpMmaM2 {
   static constexpr int kMaxM = 2;
   // There are registers for numbers that depend on the lane.
   static constexpr bool kKeepsLane = true;
+  static constexpr bool kLoadsAhead = false;
   uint32_t x[1][32];
   uint32_t lane_offset;  // offset of the lane's first chunk in a tile
 
@@ -146,8 +147,8 @@ struct WarpMmaM2 {
 
   // Adds to partial[row][m], or sets it if `accumulate` is false. find_scales() returns the scales
   // of the lane's rows.
-  template <class FindScales>
-  __device__ __forceinline__ void add(const StageTile &tile, ByteLut lut, FindScales find_scales,
+  template <class AnyLut, class FindScales>
+  __device__ __forceinline__ void add(const StageTile &tile, AnyLut lut, FindScales find_scales,
                                       bool accumulate, float *partial) const {
     const FragmentLane lane;
     float d[2][1][4] = {};  // two chains of products, which wait less for each other
@@ -179,6 +180,7 @@ struct WarpMmaM8 {
   using Lut = ByteLut;
   static constexpr int kMaxM = 8 * MTiles;
   static constexpr bool kKeepsLane = false;
+  static constexpr bool kLoadsAhead = false;
   uint32_t x[MTiles][32];
 
   // Even rows come before odd ones, so that the rows that half a warp reads at a time are in
@@ -207,8 +209,8 @@ struct WarpMmaM8 {
   __device__ __forceinline__ void prepare_x() const {}
 
   // See WarpMmaM2::add.
-  template <class FindScales>
-  __device__ __forceinline__ void add(const StageTile &tile, ByteLut lut, FindScales find_scales,
+  template <class AnyLut, class FindScales>
+  __device__ __forceinline__ void add(const StageTile &tile, AnyLut lut, FindScales find_scales,
                                       bool accumulate, float *partial) const {
     const FragmentLane lane;
     const float2 scales = find_scales();
@@ -233,5 +235,27 @@ struct WarpMmaM8 {
   }
 };
 
+// ---- Less shared memory ------------------------------------------------------------------
+
+// The same in a CTA of a layout with a narrow LUT and fewer warps. So there are registers for two
+// K-tiles of x: the next one is loaded while this one is multiplied.
+template <class WideMma, int kLayout>
+struct NarrowMma : WideMma {
+  using Lut = NarrowByteLut;
+  static constexpr bool kKeepsLane = true;
+  static constexpr bool kLoadsAhead = true;
+  WideMma loaded;
+
+  template <class X>
+  __device__ __forceinline__ void load_x(const X &from, int k_tile) {
+    loaded.load_x(from, k_tile);
+  }
+  __device__ __forceinline__ void prepare_x() { static_cast<WideMma &>(*this) = loaded; }
+};
+
 }  // namespace
+
+template <class WideMma, int kLayout>
+constexpr SkinnyLayout kLayoutOf<NarrowMma<WideMma, kLayout>> = kSkinnyLayouts[kLayout];
+
 }  // namespace nf4::cuda

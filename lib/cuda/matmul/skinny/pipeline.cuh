@@ -67,13 +67,14 @@ struct RowCodes {
 };
 
 // The properties of a kind of weight that the pipeline and the sums depend on; this is NF4 and FP4.
-template <class Arch_, int kMaxM, int kWarps_>
+template <class Arch_, class WarpMma>
 struct CodebookSkinny {
   using Arch = Arch_;
   using Args = SkinnyArgs;
   using Codes = RowCodes;
-  static constexpr int kWarps = kWarps_;
-  static constexpr SkinnySmem kSmem = kSkinnySmem<Arch, kMaxM, kWarps>;
+  static constexpr int kWarps = kWarpsOf<WarpMma>;
+  static constexpr SkinnySmem kSmem =
+      skinny_smem(kLayoutOf<WarpMma>, WarpMma::kMaxM, Arch::kTensorMaps);
 };
 
 // The warp tiles of a warp, in its order: in each group of rows of tiles, for each of its K-tiles,

@@ -15,14 +15,14 @@ inline int even_groups(int64_t tiles, int64_t most) {
 }
 
 // How `ctas` CTAs share `units` units of rows of `cols` columns.
-inline void plan_work(int64_t units, int64_t cols, int64_t ctas, SkinnyWork &work,
-                      int warps = kSkinnyWarps) {
+inline void plan_work(int64_t units, int64_t cols, int64_t ctas, const SkinnyLayout &layout,
+                      SkinnyWork &work) {
   const int64_t k_tiles = ceil_divide(cols, kWarpTileK);
   work.cta_units = static_cast<int>(units / ctas);
   work.big_ctas = static_cast<int>(units % ctas);
   work.k_tiles = static_cast<int>(k_tiles);
-  work.k_warps = static_cast<int>(std::min<int64_t>(k_tiles, warps));
-  work.n_warps = warps / work.k_warps;
+  work.k_warps = static_cast<int>(std::min<int64_t>(k_tiles, layout.warps));
+  work.n_warps = layout.warps / work.k_warps;
   work.k_tiles_divisor = FastDivisor::of(k_tiles);
   work.k_warps_divisor = FastDivisor::of(work.k_warps);
 }

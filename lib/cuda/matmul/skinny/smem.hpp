@@ -11,7 +11,6 @@ namespace nf4::cuda {
 // A warp tile: kWarpTileN rows of the weight by kWarpTileK columns.
 constexpr int kSkinnyWarps = 16;
 constexpr int kSkinnyThreads = 32 * kSkinnyWarps;
-constexpr int kFp32M16Warps = 8;  // of 16 rows of x in fp32, which take many registers
 constexpr int kWarpTileK = 256;
 constexpr int kWarpTileN = 16;
 constexpr int kScaleK = kWarpTileK / 4;  // columns that share a scale
@@ -19,6 +18,48 @@ constexpr int kStageBytes = kWarpTileN * kWarpTileK / 2;
 constexpr int64_t kSkinnyElementsMax = int64_t{1} << 30;  // of a CTA, for 32-bit offsets
 
 constexpr int kInt4Unit = 8;  // rows of a word of zero points
+
+// How the CTA of a skinny kernel is organized.
+struct SkinnyLayout {
+  int warps;
+  int stages;         // of a warp's pipeline
+  int m2_tma_stages;  // the same up to 2 rows of x where TMA copies
+  int lut_bytes;
+  int64_t room;  // the least shared memory of a CTA, in bytes
+};
+
+// The layouts of weights with a codebook, the one with the most room first. Each has kernels of its
+// own for x in 16 bits. The LUT of the last has half of the bytes (NarrowByteLut).
+inline constexpr SkinnyLayout kSkinnyLayouts[] = {
+    {kSkinnyWarps, 2, 3, 65536, 128 << 10},  // three stages do not fit before Hopper
+    {8, 2, 2, 32768, 0},
+};
+constexpr int kWideSkinny = 0, kNarrowSkinny = 1;
+constexpr int kSkinnyLayoutCount = sizeof kSkinnyLayouts / sizeof kSkinnyLayouts[0];
+
+// For 16 rows of x in fp32, which take many registers.
+constexpr SkinnyLayout kFp32M16Layout{8, 4, 4, 65536, 0};
+// Of integer weights, which have no LUT.
+constexpr SkinnyLayout kInt4Layout{kSkinnyWarps, 2, 2, 0, 0};
+
+// Whether there are kernels of the wide layout for x in 16 bits. For 16 rows of x and 163 KiB the
+// narrow layout is faster: the sums of 16 warps leave room for few rows of the weight at a time.
+constexpr bool has_wide_skinny(int max_m, bool tensor_maps) { return max_m < 16 || tensor_maps; }
+
+// The index of the layout on a GPU, and the layout. For x in fp32 there is no narrow one.
+constexpr int skinny_layout_index(nf4_dtype dtype, int max_m, bool tensor_maps,
+                                  int64_t shared_bytes) {
+  if (dtype == NF4_DTYPE_FP32) return kWideSkinny;
+  int index = has_wide_skinny(max_m, tensor_maps) ? kWideSkinny : kNarrowSkinny;
+  while (shared_bytes < kSkinnyLayouts[index].room) ++index;
+  return index;
+}
+constexpr SkinnyLayout skinny_layout(nf4_dtype dtype, int max_m, bool tensor_maps,
+                                     int64_t shared_bytes) {
+  return dtype == NF4_DTYPE_FP32 && max_m == 16
+             ? kFp32M16Layout
+             : kSkinnyLayouts[skinny_layout_index(dtype, max_m, tensor_maps, shared_bytes)];
+}
 
 // Shared memory of the kernel for up to max_m rows of x, offsets in bytes: the byte LUT, each
 // warp's pipeline stages, the mbarriers of the stages and of the scales; then, for each row of warp
@@ -31,36 +72,19 @@ struct SkinnySmem {
   int partials;
   int tile_partials;  // bytes of a row of warp tiles
 };
-constexpr SkinnySmem skinny_smem(int max_m, int stages, int pipeline, int warps = kSkinnyWarps) {
+constexpr SkinnySmem skinny_smem(const SkinnyLayout &layout, int max_m, bool tensor_maps) {
   SkinnySmem smem{};
-  smem.stages = stages;
-  smem.pipeline = pipeline;
-  smem.barriers = smem.pipeline + warps * smem.stages * kStageBytes;
-  smem.scale_barrier = smem.barriers + warps * smem.stages * 8;
-  smem.partials =
-      smem.barriers + static_cast<int>(ceil_divide(warps * smem.stages * 8 + 8, 512) * 512);
-  smem.tile_partials = warps * kWarpTileN * max_m * 4;
+  smem.stages = max_m == 2 && tensor_maps ? layout.m2_tma_stages : layout.stages;
+  smem.pipeline = layout.lut_bytes;
+  const int stages = layout.warps * smem.stages;
+  smem.barriers = smem.pipeline + stages * kStageBytes;
+  smem.scale_barrier = smem.barriers + stages * 8;
+  smem.partials = smem.barriers + static_cast<int>(ceil_divide(stages * 8 + 8, 512) * 512);
+  smem.tile_partials = layout.warps * kWarpTileN * max_m * 4;
   return smem;
 }
 
-constexpr SkinnySmem skinny_smem(int max_m, bool tensor_maps) {
-  // Three stages do not fit before Hopper.
-  return skinny_smem(max_m, max_m == 2 && tensor_maps ? 3 : 2, 65536);
-}
-
-// The same of fewer warps.
-constexpr SkinnySmem fp32_m16_smem() { return skinny_smem(16, 4, 65536, kFp32M16Warps); }
-
-constexpr int skinny_warps(nf4_dtype dtype, int max_m) {
-  return dtype == NF4_DTYPE_FP32 && max_m == 16 ? kFp32M16Warps : kSkinnyWarps;
-}
-constexpr SkinnySmem skinny_smem_of(nf4_dtype dtype, int max_m, bool tensor_maps) {
-  return skinny_warps(dtype, max_m) == kSkinnyWarps ? skinny_smem(max_m, tensor_maps)
-                                                    : fp32_m16_smem();
-}
-
-// The same of integer weights, without a LUT.
-constexpr SkinnySmem int4_skinny_smem(int max_m) { return skinny_smem(max_m, 2, 0); }
+constexpr SkinnySmem int4_skinny_smem(int max_m) { return skinny_smem(kInt4Layout, max_m, false); }
 
 // Copies of the 8-bit scale code in shared memory, against bank conflicts.
 constexpr int kScaleCodeCopies = 4;
