@@ -51,7 +51,7 @@ bool adapter_pays(const GradProblem &problem, const GpuFacts &gpu) {
 // compute capability 9.x and 10.x torch has one kernel for all dense experts. Elsewhere it
 // multiplies them one by one, which takes longer.
 double most_expert_rows(const LaunchTarget &target, int config) {
-  if (!target.family->tensor_cores && !is_multistage(config)) return 4;
+  if (is_mma(config) && !target.family->tensor_cores) return 4;
   const int major = target.device.compute_capability / 10;
   return major == 9 || major == 10 ? 32 : 128;
 }

@@ -48,10 +48,10 @@ MatmulShape random_shape_for_gpu(Rng &rng) {
   return shape;
 }
 
-// A family whose tensor cores multiply fp16 alone has multistage kernels of fp16.
+// A family whose tensor cores multiply fp16 alone has skinny and multistage kernels of fp16.
 bool has_kernel(const cuda::GpuFamily &family, int config, nf4_dtype dtype) {
   return cuda::matmul_has(family, config, compute_capability()) &&
-         (!cuda::is_multistage(config) || family.tensor_cores || dtype == NF4_DTYPE_FP16);
+         (cuda::is_mma(config) || family.tensor_cores || dtype == NF4_DTYPE_FP16);
 }
 
 // Each kernel that this GPU has, of these configurations, was met so often. The stream-K kernels,
@@ -62,7 +62,7 @@ void check_counts(const MatmulCounts &counts, int least,
   for (const cuda::GpuFamily *family : runnable_families())
     for (int config = configs.first; config < configs.end; ++config) {
       INFO("family " << family->name << ", " << cuda::kMatmulConfigs[config].name);
-      if (has_kernel(*family, config, dtype))
+      if (has_kernel(*family, config, dtype) && (!cuda::is_skinny(config) || fits_skinny(dtype)))
         CHECK((counts.count(family) != 0 ? counts.at(family)[config] : 0) >= least);
     }
 }
@@ -152,8 +152,10 @@ TEST_CASE("every kernel multiplies fp32 within the rounding of fp32", "[cuda][ma
       INFO(describe(test, number));
       check_matmul(test, rng, stream, counts);
     }
-  check_counts(counts, few_shapes() ? 1 : shapes() / 4, {cuda::kMma64x64, cuda::kMma64x64 + 1});
-  check_counts(counts, few_shapes() ? 1 : shapes() / 4, {cuda::kSkinny8, cuda::kSkinny16 + 1});
+  check_counts(counts, few_shapes() ? 1 : shapes() / 4, {cuda::kMma64x64, cuda::kMma64x64 + 1},
+               NF4_DTYPE_FP32);
+  check_counts(counts, few_shapes() ? 1 : shapes() / 4, {cuda::kSkinny8, cuda::kSkinny16 + 1},
+               NF4_DTYPE_FP32);
 }
 
 // x far from 1, whose powers of two differ from row to row.
@@ -177,7 +179,7 @@ TEST_CASE("fp32 has the error of fp32 as a whole", "[cuda][matmul]") {
       INFO(describe(test, number));
       check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
     }
-  check_counts(counts, few_shapes() ? 1 : 2, {cuda::kSkinny2, cuda::kSkinny16 + 1});
+  check_counts(counts, few_shapes() ? 1 : 2, {cuda::kSkinny2, cuda::kSkinny16 + 1}, NF4_DTYPE_FP32);
 }
 
 // Shapes in which a CTA's rows or columns take more than one pass.
@@ -194,7 +196,7 @@ TEST_CASE("every kernel multiplies weights of many rows or columns", "[cuda][mat
       INFO(describe(test, number));
       check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
     }
-  check_counts(counts, 2);
+  check_counts(counts, 2, {cuda::kMma64x64, cuda::kFirstStreamK}, NF4_DTYPE_BF16);
 }
 
 // Each with tiles that several CTAs have a part of, and with tiles that are shared beside such as

@@ -188,10 +188,8 @@ std::vector<MatmulCase> random_cases(Rng &rng) {
   return cases;
 }
 
-// Whether this GPU has skinny kernels.
-bool has_skinny_kernels() {
-  return cuda::matmul_has(*runnable_families()[0], cuda::kSkinny2, compute_capability());
-}
+// Whether this GPU has skinny kernels of every dtype.
+bool has_skinny_kernels() { return runnable_families()[0]->tensor_cores; }
 
 }  // namespace
 

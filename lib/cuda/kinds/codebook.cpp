@@ -18,7 +18,8 @@ MatmulSize size_of(const MatmulProblem &problem) {
 }
 
 bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config) {
-  if (!gpu.tensor_cores) return false;
+  // Turing's kernels take no adapter.
+  if (!has_mma(gpu, problem.dtype) || (!gpu.tensor_cores && problem.lora.rank > 0)) return false;
   const Weight &weight = problem.weight;
   const int max_m = kMatmulConfigs[config].tile_m;
   // Past a row's end codes and x are 0. Their product is 0 unless a caller's codebook begins with
@@ -39,8 +40,7 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
   if (log2 > 30) return false;
   return rows <= kSkinnyElementsMax / weight.cols &&
          skinny_tiles_that_fit(
-             skinny_smem(skinny_layout(problem.dtype, max_m, gpu.tensor_maps, gpu.shared_bytes),
-                         max_m, gpu.tensor_maps),
+             skinny_smem(skinny_layout(problem.dtype, max_m, gpu), max_m, gpu.tensor_maps),
              skinny_scale_bytes(weight.cols, weight.nested(), log2),
              gpu.shared_bytes -
                  shared_lora_bytes(problem.m, static_cast<int>(lora_stride(problem.lora)))) > 0;

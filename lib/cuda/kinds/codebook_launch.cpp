@@ -19,8 +19,7 @@ namespace {
 // The skinny kernels of the layout for a GPU.
 const MatmulKernels::Skinny &skinny_of(const MatmulTarget &target, nf4_dtype dtype, int config) {
   return kernels_of<MatmulKernels>(*target.family)
-      .skinny[skinny_layout_index(dtype, kMatmulConfigs[config].tile_m, target.gpu.tensor_maps,
-                                  target.gpu.shared_bytes)];
+      .skinny[skinny_layout_index(dtype, kMatmulConfigs[config].tile_m, target.gpu)];
 }
 
 cudaError_t allow_skinny(const GpuFamily &family, const Device &device) {

@@ -129,10 +129,8 @@ bool multistage_sizes_can_run(const MatmulSize &size, const GpuFacts &gpu, int c
   constexpr int64_t kMaxCols = int64_t{1} << 22;
   constexpr int64_t kMaxRows = int64_t{1} << 30;  // of x or the weight
   const MatmulConfig &tile = kMatmulConfigs[config];
-  // Turing has tensor cores for fp16 alone.
-  const bool has_mma = (gpu.tensor_cores && size.dtype != NF4_DTYPE_FP32) ||
-                       (gpu.fp16_tensor_cores && size.dtype == NF4_DTYPE_FP16);
-  return has_kernel(size.kind, config) && has_mma &&
+  return has_kernel(size.kind, config) && has_mma(gpu, size.dtype) &&
+         size.dtype != NF4_DTYPE_FP32 &&
          has_multistage_tile(tile.tile_m, gpu.tensor_cores) &&
          gpu.shared_bytes >= multistage_smem_bytes(tile.tile_m, gpu.tensor_cores) &&
          size.rows > 0 && size.m > 0 && size.cols > 0 && size.cols % kMultistageTileK == 0 &&

@@ -18,8 +18,8 @@ namespace nf4::cuda {
 struct GpuFacts {
   int multiprocessors;
   int shared_bytes;        // the most that a CTA may have
-  bool fp16_tensor_cores;  // mma.m16n8k8 of fp16: there are multistage kernels of fp16
-  bool tensor_cores;  // mma.m16n8k16: there are skinny kernels, and multistage kernels of 16 bits
+  bool fp16_tensor_cores;  // mma.m16n8k8 of fp16
+  bool tensor_cores;  // mma.m16n8k16 of fp16 and bf16, cp.async
   bool tensor_maps;   // TMA: skinny kernels copy with it, and there are strip kernels
   bool wgmma;         // there are wgmma kernels
   // The clusters of wgmma kernels that the GPU holds at a time, by cluster size. The number differs
@@ -38,6 +38,12 @@ struct WgmmaPlan {
 
   int64_t tiles() const { return n_tiles * m_tiles; }
 };
+
+// Whether the tensor cores multiply x of the dtype by mma.sync; fp32 is split into fp16. Turing has
+// them for fp16 alone.
+constexpr bool has_mma(const GpuFacts &gpu, nf4_dtype dtype) {
+  return gpu.tensor_cores || (gpu.fp16_tensor_cores && dtype == NF4_DTYPE_FP16);
+}
 
 struct MatmulChoice {
   int config;

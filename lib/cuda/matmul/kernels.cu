@@ -32,6 +32,18 @@ void set_skinny_layouts(MatmulKernels &kernels, int dtype, int config) {
   set_skinny_kernels<Arch, T, Scales, Narrow>(kernels.skinny[kNarrowSkinny], dtype, config);
 }
 
+// The same for Turing, whose kernels take no adapter.
+template <class Arch, class T, class Scales, class WarpMma>
+void set_turing_skinny(MatmulKernels &kernels, int dtype, int config) {
+  using Turing = NarrowMma<WarpMma, kTuringSkinny>;
+  MatmulKernels::Skinny &skinny = kernels.skinny[kTuringSkinny];
+  const int index = config - kFirstSkinny;
+  skinny.one[dtype][Scales::kNested][index] =
+      (const void *)matmul_skinny<Arch, T, Scales, Turing, false>;
+  skinny.batch[dtype][Scales::kNested][index] =
+      (const void *)matmul_skinny_batch<Arch, T, Scales, Turing>;
+}
+
 template <class Arch, class T, class Scales>
 void set_kernels(MatmulKernels &kernels, int dtype) {
   kernels.mma[dtype][Scales::kNested] =
@@ -45,6 +57,10 @@ void set_kernels(MatmulKernels &kernels, int dtype) {
     set_skinny_layouts<Arch, T, Scales, WarpMmaM2<T>>(kernels, dtype, kSkinny2);
     set_skinny_layouts<Arch, T, Scales, WarpMmaM8<T, 1>>(kernels, dtype, kSkinny8);
     set_skinny_layouts<Arch, T, Scales, WarpMmaM8<T, 2>>(kernels, dtype, kSkinny16);
+  } else if constexpr (std::is_same_v<T, __half>) {
+    set_turing_skinny<Arch, T, Scales, WarpMmaM2<T, Arch>>(kernels, dtype, kSkinny2);
+    set_turing_skinny<Arch, T, Scales, WarpMmaM8<T, 1, Arch>>(kernels, dtype, kSkinny8);
+    set_turing_skinny<Arch, T, Scales, WarpMmaM8<T, 2, Arch>>(kernels, dtype, kSkinny16);
   }
 }
 

@@ -279,7 +279,7 @@ bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
   if (is_multistage(config))
     return family.fp16_tensor_cores &&
            has_multistage_tile(kMatmulConfigs[config].tile_m, family.tensor_cores);
-  return is_mma(config) || (has_kernel(WeightKind::kCodebook, config) && family.tensor_cores);
+  return is_mma(config) || (has_kernel(WeightKind::kCodebook, config) && family.fp16_tensor_cores);
 }
 
 bool matmul_grad_has(const GpuFamily &family, int config, int compute_capability) {

@@ -23,6 +23,12 @@ void set_skinny(GroupedKernels &kernels, int dtype, int index) {
       (const void *)matmul_grouped_skinny<Arch, T, Scales, Narrow>;
 }
 
+template <class Arch, class T, class Scales, class WarpMma>
+void set_turing_skinny(GroupedKernels &kernels, int dtype, int index) {
+  kernels.skinny[kTuringSkinny][dtype][Scales::kNested][index] =
+      (const void *)matmul_grouped_skinny<Arch, T, Scales, NarrowMma<WarpMma, kTuringSkinny>>;
+}
+
 template <class Arch, class T, class Scales>
 void set_kernels(GroupedKernels &kernels, int dtype) {
   kernels.mma[dtype][Scales::kNested] =
@@ -33,6 +39,10 @@ void set_kernels(GroupedKernels &kernels, int dtype) {
     set_skinny<Arch, T, Scales, WarpMmaM2<T>>(kernels, dtype, 0);
     set_skinny<Arch, T, Scales, WarpMmaM8<T, 1>>(kernels, dtype, 1);
     set_skinny<Arch, T, Scales, WarpMmaM8<T, 2>>(kernels, dtype, 2);
+  } else if constexpr (std::is_same_v<T, __half>) {
+    set_turing_skinny<Arch, T, Scales, WarpMmaM2<T, Arch>>(kernels, dtype, 0);
+    set_turing_skinny<Arch, T, Scales, WarpMmaM8<T, 1, Arch>>(kernels, dtype, 1);
+    set_turing_skinny<Arch, T, Scales, WarpMmaM8<T, 2, Arch>>(kernels, dtype, 2);
   }
 }
 

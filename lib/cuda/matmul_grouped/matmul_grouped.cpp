@@ -178,7 +178,7 @@ bool matmul_grouped_has(const GpuFamily &family, int config, int compute_capabil
   if (!has_experts_kernel(kind_of(W{}), config)) return false;
   if (is_mma(config)) return true;
   if (is_skinny(config))
-    return std::is_same_v<W, Weight> ? family.tensor_cores : family.tensor_maps;
+    return std::is_same_v<W, Weight> ? family.fp16_tensor_cores : family.tensor_maps;
   if (is_multistage(config)) return matmul_has(family, config, compute_capability);
   LaunchTarget target{};
   target.family = &family;

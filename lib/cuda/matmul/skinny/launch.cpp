@@ -28,8 +28,7 @@ int plan_ctas(const SkinnyLayout &layout, int max_m, int64_t ctas, const GpuFact
 }
 
 SkinnyLayout layout_of(const MatmulTarget &target, nf4_dtype dtype, int config) {
-  return skinny_layout(dtype, kMatmulConfigs[config].tile_m, target.gpu.tensor_maps,
-                       target.gpu.shared_bytes);
+  return skinny_layout(dtype, kMatmulConfigs[config].tile_m, target.gpu);
 }
 
 cudaError_t skinny_args(const MatmulTarget &target, const MatmulArgs &matmul, nf4_dtype dtype,

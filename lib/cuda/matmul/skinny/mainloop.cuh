@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_b(const T *x, bool in_bounds, uint32_t *b) 
 }
 
 // D += 8 columns of two rows of the weight times x, for each of MTiles tiles of 8 rows of x.
-template <class T, class Pairs, int MTiles>
+template <class Arch, class T, class Pairs, int MTiles>
 __device__ __forceinline__ void mma_word(Pairs pairs, uint32_t word, uint32_t word8,
                                          const uint32_t (&x)[MTiles][32], int first,
                                          float (&d)[MTiles][4]) {
@@ -72,8 +72,8 @@ __device__ __forceinline__ void mma_word(Pairs pairs, uint32_t word, uint32_t wo
                           pairs.template pair<3>(word), pairs.template pair<3>(word8)};
 #pragma unroll
   for (int i = 0; i < MTiles; ++i) {
-    mma_m16n8k16(T{}, d[i], a0, x[i][first], x[i][first + 1]);
-    mma_m16n8k16(T{}, d[i], a1, x[i][first + 2], x[i][first + 3]);
+    mma_m16n8k16_on<Arch>(T{}, d[i], a0, x[i][first], x[i][first + 1]);
+    mma_m16n8k16_on<Arch>(T{}, d[i], a1, x[i][first + 2], x[i][first + 3]);
   }
 }
 
@@ -114,7 +114,7 @@ __device__ __forceinline__ void store_sums(FragmentLane lane, const float (&sums
 // the four lanes, zero except in the lane's own columns, so that a lane's sums have one scale,
 // which the lane itself applies.
 
-template <class T>
+template <class T, class Arch = Sm80>
 struct WarpMmaM2 {
   using Lut = ByteLut;
   static constexpr int kMaxM = 2;
@@ -147,20 +147,18 @@ struct WarpMmaM2 {
 
   // Adds to partial[row][m], or sets it if `accumulate` is false. find_scales() returns the scales
   // of the lane's rows.
-  template <class AnyLut, class FindScales>
-  __device__ __forceinline__ void add(const StageTile &tile, AnyLut lut, FindScales find_scales,
+  template <class Tile, class AnyLut, class FindScales>
+  __device__ __forceinline__ void add(const Tile &tile, AnyLut lut, FindScales find_scales,
                                       bool accumulate, float *partial) const {
     const FragmentLane lane;
     float d[2][1][4] = {};  // two chains of products, which wait less for each other
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // The number of the second chunk differs in its lowest bit.
-      const uint4 w = tile.chunk(lane_offset ^ i * 16);
-      const uint4 w8 = tile.chunk((lane_offset ^ i * 16) + 8 * (kWarpTileK / 2));
-      mma_word<T>(lut, w.x, w8.x, x, i * 16, d[0]);
-      mma_word<T>(lut, w.y, w8.y, x, i * 16 + 4, d[1]);
-      mma_word<T>(lut, w.z, w8.z, x, i * 16 + 8, d[0]);
-      mma_word<T>(lut, w.w, w8.w, x, i * 16 + 12, d[1]);
+      const uint4 w = words(tile, i, 0), w8 = words(tile, i, 1);
+      mma_word<Arch, T>(lut, w.x, w8.x, x, i * 16, d[0]);
+      mma_word<Arch, T>(lut, w.y, w8.y, x, i * 16 + 4, d[1]);
+      mma_word<Arch, T>(lut, w.z, w8.z, x, i * 16 + 8, d[0]);
+      mma_word<Arch, T>(lut, w.w, w8.w, x, i * 16 + 12, d[1]);
     }
     const float2 scales = find_scales();
     float sums[4];
@@ -169,13 +167,28 @@ struct WarpMmaM2 {
       sums[k] = multiply_rn(k < 2 ? scales.x : scales.y, d[0][0][k] + d[1][0][k]);
     store_quad_sums(sums, accumulate, partial);
   }
+
+  // The words of a lane where they go to registers: two chunks of each of its rows.
+  using Words = uint4;
+  static __device__ __forceinline__ int word_offset(int i) {
+    return FragmentLane().thread_in_group * 32 + i * 16;
+  }
+
+ private:
+  // The number of the second chunk differs in its lowest bit.
+  __device__ __forceinline__ uint4 words(const StageTile &tile, int i, int half) const {
+    return tile.chunk((lane_offset ^ i * 16) + half * 8 * (kWarpTileK / 2));
+  }
+  static __device__ __forceinline__ uint4 words(const LaneTile<uint4> &tile, int i, int half) {
+    return tile.words[half][i];
+  }
 };
 
 // ---- Up to 8 or 16 rows of x -------------------------------------------------------------
 //
 // Four lanes share each kScaleK columns: 16 columns per lane.
 
-template <class T, int MTiles>
+template <class T, int MTiles, class Arch = Sm80>
 struct WarpMmaM8 {
   using Lut = ByteLut;
   static constexpr int kMaxM = 8 * MTiles;
@@ -209,8 +222,8 @@ struct WarpMmaM8 {
   __device__ __forceinline__ void prepare_x() const {}
 
   // See WarpMmaM2::add.
-  template <class AnyLut, class FindScales>
-  __device__ __forceinline__ void add(const StageTile &tile, AnyLut lut, FindScales find_scales,
+  template <class Tile, class AnyLut, class FindScales>
+  __device__ __forceinline__ void add(const Tile &tile, AnyLut lut, FindScales find_scales,
                                       bool accumulate, float *partial) const {
     const FragmentLane lane;
     const float2 scales = find_scales();
@@ -218,11 +231,9 @@ struct WarpMmaM8 {
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
       float d[MTiles][4] = {};
-      const int chunk = block * 2 + lane.thread_in_group / 2, half = lane.thread_in_group % 2;
-      const uint2 w = tile.half_chunk(row(0), chunk, half);
-      const uint2 w8 = tile.half_chunk(row(1), chunk, half);
-      mma_word<T>(lut, w.x, w8.x, x, block * 8, d);
-      mma_word<T>(lut, w.y, w8.y, x, block * 8 + 4, d);
+      const uint2 w = words(tile, block, 0), w8 = words(tile, block, 1);
+      mma_word<Arch, T>(lut, w.x, w8.x, x, block * 8, d);
+      mma_word<Arch, T>(lut, w.y, w8.y, x, block * 8 + 4, d);
       const float scale = __shfl_sync(0xffffffffu, scales.x, block, 4);
       const float scale8 = __shfl_sync(0xffffffffu, scales.y, block, 4);
 #pragma unroll
@@ -232,6 +243,21 @@ struct WarpMmaM8 {
           sums[i][k] = __fmaf_rn(k < 2 ? scale : scale8, d[i][k], sums[i][k]);
     }
     store_sums(lane, sums, accumulate, partial);
+  }
+
+  // The words of a lane where they go to registers: half a chunk of each block of its rows.
+  using Words = uint2;
+  static __device__ __forceinline__ int word_offset(int block) {
+    return block * (kScaleK / 2) + FragmentLane().thread_in_group * 8;
+  }
+
+ private:
+  static __device__ __forceinline__ uint2 words(const StageTile &tile, int block, int half) {
+    const int t = FragmentLane().thread_in_group;
+    return tile.half_chunk(row(half), block * 2 + t / 2, t % 2);
+  }
+  static __device__ __forceinline__ uint2 words(const LaneTile<uint2> &tile, int block, int half) {
+    return tile.words[half][block];
   }
 };
 

@@ -38,6 +38,13 @@ class StageTile {
   uint8_t *bytes_;
 };
 
+// What a lane multiplies of a warp tile, in registers: the words of its two rows.
+template <class Words>
+struct LaneTile {
+  static constexpr int kCount = 32 / sizeof(Words);
+  Words words[2][kCount];
+};
+
 // A 16-byte chunk of a warp tile: its offset in a stage and in the packed weight.
 struct TileChunk {
   uint32_t to;
@@ -72,6 +79,7 @@ struct CodebookSkinny {
   using Arch = Arch_;
   using Args = SkinnyArgs;
   using Codes = RowCodes;
+  using Mma = WarpMma;
   static constexpr int kWarps = kWarpsOf<WarpMma>;
   static constexpr SkinnySmem kSmem =
       skinny_smem(kLayoutOf<WarpMma>, WarpMma::kMaxM, Arch::kTensorMaps);
@@ -257,12 +265,68 @@ class CpAsyncPipeline {
   PipelineState<Kind> state_;
 };
 
+// The pipeline of a GPU without cp.async: each lane loads its own words to registers. Those of the
+// next tile are in flight while a tile is multiplied.
+template <class Kind, class TileIterator>
+class RegisterPipeline {
+  using Mma = typename Kind::Mma;
+  using Words = typename Mma::Words;
+  using Tile = LaneTile<Words>;
+  static_assert(Kind::kSmem.stages == 1);
+
+ public:
+  __device__ __forceinline__ RegisterPipeline(const typename Kind::Args &args, uint8_t *, int,
+                                              int first_row, TileIterator iterator)
+      : weight_(args.matmul.weight), iterator_(iterator), first_row_(first_row) {}
+
+  __device__ __forceinline__ void prefetch() const {}
+  __device__ __forceinline__ void init() const {}
+
+  // Loads the first tile. wait_next() loads the others, as there is no stage to wait for.
+  __device__ __forceinline__ void load_next() {
+    if (!begun_) load();
+    begun_ = true;
+  }
+
+  __device__ __forceinline__ Tile wait_next() {
+    const Tile tile = next_;
+    load();
+    return tile;
+  }
+
+ private:
+  __device__ __forceinline__ void load() {
+    if (!iterator_.is_valid()) return;
+    const int64_t row_bytes = weight_.cols / 2, column = iterator_.column() / 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t n = int64_t{first_row_} + iterator_.row() + Mma::row(half);
+      const uint8_t *const row = weight_.packed + n * row_bytes + column;
+#pragma unroll
+      for (int i = 0; i < Tile::kCount; ++i) {
+        const int offset = Mma::word_offset(i);
+        const bool in_bounds = n < weight_.rows && column + offset < row_bytes;
+        next_.words[half][i] = in_bounds ? *reinterpret_cast<const Words *>(row + offset) : Words{};
+      }
+    }
+    iterator_.advance();
+  }
+
+  const WeightView &weight_;
+  TileIterator iterator_;
+  const int first_row_;
+  bool begun_ = false;
+  Tile next_{};
+};
+
 // `TileIterator` is the warp's order of warp tiles. It gives the row of the weight, relative to the
 // pipeline's first one, and its first column; in a stack of experts along K, the column in the
 // stack.
 template <class Kind, class TileIterator = WarpTileIterator<Kind::kWarps>>
-using WeightPipeline = std::conditional_t<Kind::Arch::kTensorMaps, TmaPipeline<Kind, TileIterator>,
-                                          CpAsyncPipeline<Kind, TileIterator>>;
+using WeightPipeline = std::conditional_t<
+    Kind::Arch::kTensorMaps, TmaPipeline<Kind, TileIterator>,
+    std::conditional_t<Kind::Arch::kTensorCores, CpAsyncPipeline<Kind, TileIterator>,
+                       RegisterPipeline<Kind, TileIterator>>>;
 
 }  // namespace
 }  // namespace nf4::cuda

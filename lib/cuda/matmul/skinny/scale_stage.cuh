@@ -11,11 +11,16 @@
 namespace nf4::cuda {
 namespace {
 
-__device__ __forceinline__ void copy_item(uint32_t *to, const uint32_t *from) {
-  cp_async_4(to, from);
-}
-__device__ __forceinline__ void copy_item(float4 *to, const float4 *from) {
-  cp_async_16(to, from, 16);
+// Copies by cp.async, if the architecture has it.
+template <class Arch, class Item>
+__device__ __forceinline__ void copy_item(Item *to, const Item *from) {
+  static_assert(sizeof(Item) == 4 || sizeof(Item) == 16);
+  if constexpr (!Arch::kTensorCores)
+    *to = *from;
+  else if constexpr (sizeof(Item) == 4)
+    cp_async_4(to, from);
+  else
+    cp_async_16(to, from, 16);
 }
 
 // Tracks when the scales that all threads copy are in shared memory.
@@ -36,7 +41,7 @@ class ScaleBarrier {
 
   // Follows the copies: commits their cp.async group if the kernel counts groups.
   __device__ __forceinline__ void commit() const {
-    if constexpr (!Arch::kTensorMaps) cp_async_commit();
+    if constexpr (Arch::kTensorCores && !Arch::kTensorMaps) cp_async_commit();
   }
 
   // All threads call it. Their stores to shared memory are visible to all when it returns; copied
@@ -51,6 +56,8 @@ class ScaleBarrier {
         cp_async_wait_all();
         mbarrier_arrive(barrier_);
       }
+    } else if constexpr (!Arch::kTensorCores) {
+      __syncthreads();
     } else {
       if (one_later)
         cp_async_wait<1>();
@@ -72,6 +79,9 @@ class ScaleBarrier {
 // bank conflicts. Element is a type for the number of any element of the weight.
 template <class Arch, class Scales, int kThreads, class Element = uint32_t>
 class ScaleStage {
+  // Without cp.async a thread waits for its loads.
+  static constexpr int kUnroll = Arch::kTensorCores ? 1 : 4;
+
  public:
   using Item = typename Scales::Quad;  // the scales of a warp tile's row
 
@@ -91,8 +101,8 @@ class ScaleStage {
       if (threadIdx.x >= kScaleCodeSize) return;
 #pragma unroll
       for (int i = 0; i < kScaleCodeCopies; ++i)
-        cp_async_4(scale_code_ + threadIdx.x * kScaleCodeCopies + i,
-                   args_.matmul.weight.nested_code + threadIdx.x);
+        copy_item<Arch>(scale_code_ + threadIdx.x * kScaleCodeCopies + i,
+                        args_.matmul.weight.nested_code + threadIdx.x);
     }
   }
 
@@ -107,18 +117,19 @@ class ScaleStage {
       const int last = (nested_phase_ + rows * static_cast<int>(matmul.weight.cols) - 1) >> shift;
       const float *const from = matmul.weight.nested_absmax + (first_element >> shift);
 #pragma unroll 1
-      for (int i = threadIdx.x; i <= last; i += kThreads) cp_async_4(nested_absmax_ + i, from + i);
+      for (int i = threadIdx.x; i <= last; i += kThreads)
+        copy_item<Arch>(nested_absmax_ + i, from + i);
     }
     const Item *const from =
         static_cast<const Item *>(matmul.weight.absmax) + first_element / kWarpTileK;
     const int items = rows * args_.work.k_tiles;
     uint32_t row = args_.work.k_tiles_divisor.divide(threadIdx.x);
     int k_tile = static_cast<int>(threadIdx.x - row * args_.work.k_tiles);
-#pragma unroll 1
+#pragma unroll kUnroll
     for (int i = threadIdx.x; i < items; i += kThreads) {
       Item *const to = items_ + row * args_.scale_pitch + k_tile;
       if (args_.whole_items)
-        copy_item(to, from + i);
+        copy_item<Arch>(to, from + i);
       else
         *to = gather(first_element + row * static_cast<Element>(matmul.weight.cols), k_tile);
       row += args_.row_step;

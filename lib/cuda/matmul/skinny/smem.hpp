@@ -25,40 +25,45 @@ struct SkinnyLayout {
   int stages;         // of a warp's pipeline
   int m2_tma_stages;  // the same up to 2 rows of x where TMA copies
   int lut_bytes;
-  int64_t room;  // the least shared memory of a CTA, in bytes
+  int stage_bytes;  // of shared memory; 0 where stages are registers
+  int64_t room;     // the least shared memory of a CTA, in bytes
 };
 
-// The layouts of weights with a codebook, the one with the most room first. Each has kernels of its
-// own for x in 16 bits. The LUT of the last has half of the bytes (NarrowByteLut).
+// The layouts of weights with a codebook. Each has kernels of its own for x in 16 bits. The LUT of
+// the second and third has half of the bytes (NarrowByteLut). The third is for Turing, which has no
+// cp.async and 64 KiB.
 inline constexpr SkinnyLayout kSkinnyLayouts[] = {
-    {kSkinnyWarps, 2, 3, 65536, 128 << 10},  // three stages do not fit before Hopper
-    {8, 2, 2, 32768, 0},
+    {kSkinnyWarps, 2, 3, 65536, kStageBytes, 128 << 10},  // 3 stages do not fit before Hopper
+    {8, 2, 2, 32768, kStageBytes, 0},
+    {8, 1, 1, 32768, 0, 0},
 };
-constexpr int kWideSkinny = 0, kNarrowSkinny = 1;
+constexpr int kWideSkinny = 0, kNarrowSkinny = 1, kTuringSkinny = 2;
 constexpr int kSkinnyLayoutCount = sizeof kSkinnyLayouts / sizeof kSkinnyLayouts[0];
 
 // For 16 rows of x in fp32, which take many registers.
-constexpr SkinnyLayout kFp32M16Layout{8, 4, 4, 65536, 0};
+constexpr SkinnyLayout kFp32M16Layout{8, 4, 4, 65536, kStageBytes, 0};
 // Of integer weights, which have no LUT.
-constexpr SkinnyLayout kInt4Layout{kSkinnyWarps, 2, 2, 0, 0};
+constexpr SkinnyLayout kInt4Layout{kSkinnyWarps, 2, 2, 0, kStageBytes, 0};
 
 // Whether there are kernels of the wide layout for x in 16 bits. For 16 rows of x and 163 KiB the
 // narrow layout is faster: the sums of 16 warps leave room for few rows of the weight at a time.
 constexpr bool has_wide_skinny(int max_m, bool tensor_maps) { return max_m < 16 || tensor_maps; }
 
-// The index of the layout on a GPU, and the layout. For x in fp32 there is no narrow one.
-constexpr int skinny_layout_index(nf4_dtype dtype, int max_m, bool tensor_maps,
-                                  int64_t shared_bytes) {
+// The index of the layout on a GPU, whose facts are GpuFacts, and the layout. For x in fp32 there
+// is the wide one alone.
+template <class Facts>
+constexpr int skinny_layout_index(nf4_dtype dtype, int max_m, const Facts &gpu) {
   if (dtype == NF4_DTYPE_FP32) return kWideSkinny;
-  int index = has_wide_skinny(max_m, tensor_maps) ? kWideSkinny : kNarrowSkinny;
-  while (shared_bytes < kSkinnyLayouts[index].room) ++index;
-  return index;
+  if (!gpu.tensor_cores) return kTuringSkinny;
+  const bool wide = has_wide_skinny(max_m, gpu.tensor_maps) &&
+                    gpu.shared_bytes >= kSkinnyLayouts[kWideSkinny].room;
+  return wide ? kWideSkinny : kNarrowSkinny;
 }
-constexpr SkinnyLayout skinny_layout(nf4_dtype dtype, int max_m, bool tensor_maps,
-                                     int64_t shared_bytes) {
+template <class Facts>
+constexpr SkinnyLayout skinny_layout(nf4_dtype dtype, int max_m, const Facts &gpu) {
   return dtype == NF4_DTYPE_FP32 && max_m == 16
              ? kFp32M16Layout
-             : kSkinnyLayouts[skinny_layout_index(dtype, max_m, tensor_maps, shared_bytes)];
+             : kSkinnyLayouts[skinny_layout_index(dtype, max_m, gpu)];
 }
 
 // Shared memory of the kernel for up to max_m rows of x, offsets in bytes: the byte LUT, each
@@ -77,7 +82,7 @@ constexpr SkinnySmem skinny_smem(const SkinnyLayout &layout, int max_m, bool ten
   smem.stages = max_m == 2 && tensor_maps ? layout.m2_tma_stages : layout.stages;
   smem.pipeline = layout.lut_bytes;
   const int stages = layout.warps * smem.stages;
-  smem.barriers = smem.pipeline + stages * kStageBytes;
+  smem.barriers = smem.pipeline + stages * layout.stage_bytes;
   smem.scale_barrier = smem.barriers + stages * 8;
   smem.partials = smem.barriers + static_cast<int>(ceil_divide(stages * 8 + 8, 512) * 512);
   smem.tile_partials = layout.warps * kWarpTileN * max_m * 4;
