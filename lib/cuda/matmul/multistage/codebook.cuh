@@ -10,7 +10,8 @@
 #include "cuda/element.cuh"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/multistage/args.hpp"
-#include "cuda/matmul/multistage/copies.cuh"
+#include "cuda/matmul/multistage/epilogue.cuh"
+#include "cuda/matmul/multistage/row_packed.cuh"
 #include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/weight/byte_lut.cuh"
 #include "cuda/weight/scales.cuh"
@@ -95,9 +96,12 @@ using DecodeOf = std::conditional_t<On == ScaleOn::kSums, DecodeEntries<T>, Deco
 // while the next two are in flight.
 class RowScales {
  public:
-  __device__ __forceinline__ RowScales(const MultistageArgs &args, const float *table, int64_t row,
-                                       int k_tile)
-      : args_(args), table_(table), k_tile_(k_tile) {
+  __device__ __forceinline__ RowScales(const MultistageArgs &args, const uint8_t *shared,
+                                       float factor, int64_t row, int k_tile)
+      : args_(args),
+        table_(reinterpret_cast<const float *>(shared + kMultistageLutBytes)),
+        factor_(factor),
+        k_tile_(k_tile) {
     // Past the last row of the weight are copies of it.
     first_ = min(row, args.matmul.weight.rows - 1) * args.matmul.weight.cols;
     load(k_tile / 2);
@@ -113,7 +117,7 @@ class RowScales {
       finish();
       load(k_tile_ / 2 + 1);
     }
-    return scale;
+    return scale * factor_;
   }
 
  private:
@@ -159,6 +163,7 @@ class RowScales {
 
   const MultistageArgs &args_;
   const float *const table_;
+  const float factor_;
   int64_t first_;  // element of the row
   int k_tile_;
   float2 scales_;    // of the present two K-tiles
@@ -166,8 +171,6 @@ class RowScales {
   uint32_t codes_ = 0;
 };
 
-// Rows of a K-tile have 32 bytes: four lie in 128 bytes, in an order by which the half-warps that
-// load 8 bytes a lane read from different banks.
 template <class T, ScaleOn On>
 class CodebookWeight {
   using Decode = DecodeOf<T, On>;
@@ -176,11 +179,11 @@ class CodebookWeight {
  public:
   using Args = MultistageArgs;
   using Scales = RowScales;
+  using Scale = float;
   using Element = T;
   using Pair = typename Decode::Entry;
+  static constexpr WeightKind kKind = WeightKind::kCodebook;
   static constexpr ScaleOn kScaleOn = On;
-  static constexpr int kRowBytes = kMultistageTileK / 2;
-  static constexpr int kStageBytes = kMultistageWeightBytes;
   static_assert(Lut::kBytes == kMultistageLutBytes);
 
   // Fills the tables and returns the factor of all scales. A barrier must follow.
@@ -193,55 +196,43 @@ class CodebookWeight {
     return unit;
   }
 
-  static __device__ __forceinline__ const float *table(const uint8_t *shared) {
-    return reinterpret_cast<const float *>(shared + kMultistageLutBytes);
-  }
+  using Loader = RowPackedLoader;
+  using Words = RowPackedWords;
 
-  // A thread's copies of the codes.
-  class Loader : public TileCopies<kMultistageTileN, 2> {
-    using Copies = TileCopies<kMultistageTileN, 2>;
+  __device__ __forceinline__ CodebookWeight(const Args &, const uint8_t *shared) : lut_(shared) {}
 
-   public:
-    __device__ __forceinline__ Loader(const Args &args, int64_t first_n, int k_tile)
-        : Copies(args.matmul.weight.packed + first_n * (args.matmul.weight.cols / 2) +
-                     k_tile * kRowBytes,
-                 args.matmul.weight.cols / 2, args.matmul.weight.rows - first_n,
-                 row() / 4 * 128 + ((row() % 4 ^ row() / 4 % 4) * 2 + chunk()) * 16) {}
-
-    __device__ __forceinline__ void copy(int piece, uint8_t *stage, bool more) const {
-      Copies::template copy<kMultistageThreads / 2 * kRowBytes>(piece, stage, more);
-    }
-  };
-
-  // The codes of this lane's four rows, 4g to 4g + 3 of its warp: two words of eight columns each.
-  struct Words {
-    uint2 of[4];
-  };
-
-  __device__ __forceinline__ CodebookWeight(const Args &, const uint8_t *shared) : lut_(shared) {
-    const int line = threadIdx.x / 4, t = threadIdx.x % 4;
-    offset_ = line * 128 + (line % 4 * 2 + t / 2) * 16 + t % 2 * 8;
-  }
   __device__ __forceinline__ void load(Words &words, const uint8_t *stage) const {
+    lane_.load(words, stage);
+  }
+
+  // Sends the scales of the lane's four rows from the lanes that have them.
+  static __device__ __forceinline__ void broadcast(float own, float (&of_row)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      words.of[i] = *reinterpret_cast<const uint2 *>(stage + (offset_ ^ i * 32));
+      of_row[i] = __shfl_sync(0xffffffffu, own, threadIdx.x % 32 / 4 * 4 + i);
   }
+  static __device__ __forceinline__ float factor(float scale) { return scale; }
 
   // Looks up two weights, the step-th of the 16 pairs that the lane has in four rows and eight
   // columns: those of word `half` of row step / 4.
   template <int Half>
-  __device__ __forceinline__ Pair look_up(const Words &words, int step) const {
-    const uint2 of = words.of[step / 4];
-    return lut_.pair(Half == 0 ? of.x : of.y, step % 4);
+  __device__ __forceinline__ Pair start_decode(const Words &words, int step) const {
+    return lut_.pair(words.word<Half>(step / 4), step % 4);
   }
-  static __device__ __forceinline__ uint32_t weights(Pair pair, float scale) {
+  static __device__ __forceinline__ uint32_t finish_decode(int, Pair pair, float scale) {
     return Decode::weights(pair, scale);
+  }
+
+  // Adds what the sums of a tile of y lack.
+  template <int MTiles>
+  static __device__ __forceinline__ void finish_sums(const Args &args, int64_t first_n,
+                                                     int64_t first_m, float (&sums)[2][MTiles][4]) {
+    add_lora<T>(args.matmul, first_n, first_m, sums);
   }
 
  private:
   const Lut lut_;
-  int offset_;
+  const RowPackedLane lane_;
 };
 
 }  // namespace

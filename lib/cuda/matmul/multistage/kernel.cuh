@@ -4,15 +4,15 @@
 // A CTA of eight warps multiplies 256 rows of the weight by 16 to 128 rows of x in K-tiles of 64
 // columns. cp.async copies packed codes and x into stages of shared memory, several K-tiles ahead.
 // A warp has 32 rows of the weight and all rows of x: it decodes each code once, in registers, by
-// look-ups in a table of pairs, as operand A of mma.m16n8k16, and loads x as operand B. CTAs share
+// look-ups in a table of pairs (codebook.cuh) or by arithmetic (int4.cuh), as operand A of
+// mma.m16n8k16, and loads x as operand B. CTAs share
 // the tiles that do not fill the last wave (stream-K), and add partial sums in the order of the
 // CTAs. With many rows of x the bound is latency: each scheduler has two warps, and a warp waits
-// for its own look-ups. docs/design/matmul-multistage.md has the cycle counts and experiments.
+// for its own decoding. docs/design/matmul-multistage.md has the cycle counts and experiments.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "cuda/matmul/multistage/codebook.cuh"
 #include "cuda/matmul/multistage/epilogue.cuh"
 #include "cuda/matmul/multistage/mainloop.cuh"
 #include "cuda/ptx/pdl.cuh"
@@ -29,7 +29,6 @@ template <class Arch, class Weight, int TileM>
 __global__ void __launch_bounds__(kMultistageThreads, 1)
     matmul_multistage(const __grid_constant__ typename Weight::Args args) {
   using Mainloop = MultistageMainloop<Weight, TileM>;
-  using T = typename Weight::Element;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
@@ -47,8 +46,8 @@ __global__ void __launch_bounds__(kMultistageThreads, 1)
     reduction.add(part.first_peer, sums);
     const int64_t first_n = int64_t{part.n_tile} * kMultistageTileN;
     const int64_t first_m = int64_t{part.m_tile} * TileM;
-    add_lora<T>(args.matmul, first_n, first_m, sums);
-    store_y<T>(args, first_n, first_m, sums);
+    Weight::finish_sums(args, first_n, first_m, sums);
+    store_y<typename Weight::Element>(args, first_n, first_m, sums);
   }
 }
 

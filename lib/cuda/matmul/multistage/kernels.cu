@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "cuda/arch.cuh"
+#include "cuda/matmul/multistage/codebook.cuh"
 #include "cuda/matmul/multistage/kernel.cuh"
 #include "cuda/matmul/multistage/kernels.hpp"
 

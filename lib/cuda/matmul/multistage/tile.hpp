@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "core/macros.hpp"
 #include "cuda/matmul/configs.hpp"
@@ -15,29 +16,35 @@ constexpr int kMultistageThreads = 32 * kMultistageWarps;
 constexpr int kMultistageTileN = kMultistageWarpN * kMultistageWarps;
 constexpr int kMultistageMinKTiles = 8;  // of a CTA, where CTAs share tiles
 
-// Shared memory, in bytes: the LUT, nested_code, the stages of x, and the stages of the weight. A
-// warp has the words of a K-tile in registers before it multiplies it, so that a stage of the
-// weight is free sooner, and there is one less.
+// Shared memory, in bytes: the tables of a kind of weight, the stages of x, and the stages of the
+// weight. A warp has the words of a K-tile in registers before it multiplies it, so that a stage of
+// the weight is free sooner, and there is one less. The tables of a codebook are the LUT and
+// nested_code; integers have none.
 constexpr int kMultistageLutBytes = 32 << 10;
 constexpr int kMultistageCodeBytes = 1024;
 constexpr int kMultistageXRowBytes = kMultistageTileK * 2;
 constexpr int kMultistageWeightBytes = kMultistageTileN * kMultistageTileK / 2;
+constexpr NF4_HOST_DEVICE int multistage_table_bytes(WeightKind kind) {
+  return kind == WeightKind::kCodebook ? kMultistageLutBytes + kMultistageCodeBytes : 0;
+}
 
 // The stages of x: as many as fit 99 KiB, the least shared memory of a CTA from Ampere on.
-constexpr NF4_HOST_DEVICE int multistage_stages(int tile_m) {
+constexpr NF4_HOST_DEVICE int multistage_stages(WeightKind kind, int tile_m) {
+  if (kind == WeightKind::kInt4) return tile_m > 64 ? 4 : tile_m > 32 ? 6 : tile_m > 16 ? 8 : 10;
   return tile_m > 64 ? 3 : tile_m > 32 ? 4 : tile_m > 16 ? 5 : 6;
 }
-constexpr NF4_HOST_DEVICE int multistage_smem_bytes(int tile_m) {
-  const int stages = multistage_stages(tile_m);
-  return kMultistageLutBytes + kMultistageCodeBytes + stages * tile_m * kMultistageXRowBytes +
+constexpr NF4_HOST_DEVICE int multistage_smem_bytes(WeightKind kind, int tile_m) {
+  const int stages = multistage_stages(kind, tile_m);
+  return multistage_table_bytes(kind) + stages * tile_m * kMultistageXRowBytes +
          (stages - 1) * kMultistageWeightBytes;
 }
 
 constexpr bool multistage_configs_fit() {
   for (int i = kFirstMultistage; i < kMatmulConfigCount; ++i)
-    if (kMatmulConfigs[i].tile_n != kMultistageTileN ||
-        multistage_smem_bytes(kMatmulConfigs[i].tile_m) > 99 << 10)
-      return false;
+    for (const WeightKind kind : {WeightKind::kCodebook, WeightKind::kInt4})
+      if (kMatmulConfigs[i].tile_n != kMultistageTileN ||
+          multistage_smem_bytes(kind, kMatmulConfigs[i].tile_m) > 99 << 10)
+        return false;
   return true;
 }
 static_assert(multistage_configs_fit());
