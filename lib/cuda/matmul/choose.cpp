@@ -130,9 +130,10 @@ bool multistage_sizes_can_run(const MatmulSize &size, const GpuFacts &gpu, int c
   constexpr int64_t kMaxRows = int64_t{1} << 30;  // of x or the weight
   const MatmulConfig &tile = kMatmulConfigs[config];
   return has_kernel(size.kind, config) && gpu.tensor_cores && size.dtype != NF4_DTYPE_FP32 &&
-         gpu.shared_bytes >= multistage_smem_bytes(tile.tile_m) && size.rows > 0 && size.m > 0 &&
-         size.cols > 0 && size.cols % kMultistageTileK == 0 && size.cols <= kMaxCols &&
-         size.scale_columns >= kMultistageTileK && size.rows <= kMaxRows && size.m <= kMaxRows &&
+         gpu.shared_bytes >= multistage_smem_bytes(size.kind, tile.tile_m) && size.rows > 0 &&
+         size.m > 0 && size.cols > 0 && size.cols % kMultistageTileK == 0 &&
+         size.cols <= kMaxCols && size.scale_columns >= kMultistageTileK && size.rows <= kMaxRows &&
+         size.m <= kMaxRows &&
          ceil_divide(size.rows, tile.tile_n) * ceil_divide(size.m, tile.tile_m) <=
              std::numeric_limits<int>::max() / 2;
 }

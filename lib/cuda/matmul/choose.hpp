@@ -56,6 +56,11 @@ bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int 
 bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
 
+// Returns whether the layout suits the multistage kernels.
+constexpr bool multistage_layout_can_run(const Weight &) { return true; }
+constexpr bool multistage_layout_can_run(const TransposedWeight &) { return false; }
+bool multistage_layout_can_run(const Int4Weight &weight);
+
 // The estimated cycles of kSkinny16; wgmma is chosen only below skinny16_margin times them.
 double skinny16_cycles(const Weight &weight, const GpuFacts &gpu, const CostModel &model);
 double skinny16_cycles(const TransposedWeight &weight, const GpuFacts &gpu, const CostModel &model);
@@ -90,7 +95,8 @@ bool wgmma_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int c
 template <class W>
 bool multistage_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   return multistage_sizes_can_run(size_of(problem), gpu, config) &&
-         is_multiple(problem.weight.packed, 16) && has_x_vectors(problem);
+         multistage_layout_can_run(problem.weight) && is_multiple(problem.weight.packed, 16) &&
+         has_x_vectors(problem);
 }
 
 template <class W>

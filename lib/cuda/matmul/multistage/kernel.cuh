@@ -5,10 +5,10 @@
 // columns. cp.async copies packed codes and x into stages of shared memory, several K-tiles ahead.
 // A warp has 32 rows of the weight and all rows of x: it decodes each code once, in registers, by
 // look-ups in a table of pairs (codebook.cuh) or by arithmetic (int4.cuh), as operand A of
-// mma.m16n8k16, and loads x as operand B. CTAs share
-// the tiles that do not fill the last wave (stream-K), and add partial sums in the order of the
-// CTAs. With many rows of x the bound is latency: each scheduler has two warps, and a warp waits
-// for its own decoding. docs/design/matmul-multistage.md has the cycle counts and experiments.
+// mma.m16n8k16, and loads x as operand B. CTAs share the tiles that do not fill the last wave
+// (stream-K), and add partial sums in the order of the CTAs. With many rows of x the bound is
+// latency: each scheduler has two warps, and a warp waits for its own decoding.
+// docs/design/matmul-multistage.md has the cycle counts and experiments.
 #pragma once
 
 #include <cuda_runtime.h>
