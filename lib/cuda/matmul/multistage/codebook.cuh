@@ -105,8 +105,11 @@ class RowScales {
     // Past the last row of the weight are copies of it.
     first_ = min(row, args.matmul.weight.rows - 1) * args.matmul.weight.cols;
     load(k_tile / 2);
+  }
+  // Waits for the first scales.
+  __device__ __forceinline__ void begin() {
     finish();
-    load(k_tile / 2 + 1);
+    load(k_tile_ / 2 + 1);
   }
 
   // Returns the scale of the next K-tile.

@@ -38,6 +38,9 @@ class GroupScales {
     zero_shift_ = zero.shift;
     scales_ = weight.scales + int4_scale(Layout, weight.rows, weight.groups, row, group);
     load();
+  }
+  // Waits for the first scales.
+  __device__ __forceinline__ void begin() {
     finish();
     load();
   }

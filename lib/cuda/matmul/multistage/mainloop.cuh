@@ -65,6 +65,7 @@ class MultistageMainloop {
         copy(piece, x, weight, x_stages_ + i * X::kBytes,
              weight_stages_ + i * kMultistageWeightBytes, i < left);
     }
+    scales.begin();
     cp_async_wait<kStages - 2>();
     __syncthreads();
     Scale own = scales.next();
@@ -86,13 +87,14 @@ class MultistageMainloop {
 #pragma unroll 1
     for (; left > 0; --left) {
       uint8_t *const x_to = x_stages_ + load_stage * X::kBytes;
+      load_stage = stage;
       stage = stage + 1 == kStages ? 0 : stage + 1;
-      load_stage = load_stage + 1 == kStages ? 0 : load_stage + 1;
       own = scales.next();
       const Scale scale[4] = {of_row[0], of_row[1], of_row[2], of_row[3]};
       float accumulators[kOnSums ? 2 : 1][kOnSums ? kMTiles : 1][4] = {};
       auto &products = pick(accumulators, sums);
       multiply<0>(b, x_stage, x_stage ^ 16, a[0], products, words, of_row, a[1], [](int) {});
+      Weight::broadcast(own, of_row);
 
       cp_async_wait<kStages - 3>();
       __syncthreads();  // the next K-tile is there, and the stage of x before this one is free
@@ -100,7 +102,6 @@ class MultistageMainloop {
       uint8_t *const weight_to = weight_stages_ + weight_stage * kMultistageWeightBytes;
       weight_stage = weight_stage + 1 == kWeightStages ? 0 : weight_stage + 1;
       weight_.load(words, weight_stages_ + weight_stage * kMultistageWeightBytes);
-      Weight::broadcast(own, of_row);
       const bool more = left >= kStages;
       const int x_half = x_stage ^ 16;
       x_stage = stage * X::kBytes + x_lane_offset();

@@ -28,9 +28,10 @@ constexpr NF4_HOST_DEVICE int multistage_table_bytes(WeightKind kind) {
   return kind == WeightKind::kCodebook ? kMultistageLutBytes + kMultistageCodeBytes : 0;
 }
 
-// The stages of x: as many as fit 99 KiB, the least shared memory of a CTA from Ampere on.
+// The stages of x: as many as fit 99 KiB, the least shared memory of a CTA from Ampere on. Integers
+// have room for more, but with more than five a CTA takes longer to start.
 constexpr NF4_HOST_DEVICE int multistage_stages(WeightKind kind, int tile_m) {
-  if (kind == WeightKind::kInt4) return tile_m > 64 ? 4 : tile_m > 32 ? 6 : tile_m > 16 ? 8 : 10;
+  if (kind == WeightKind::kInt4) return tile_m > 64 ? 4 : 5;
   return tile_m > 64 ? 3 : tile_m > 32 ? 4 : tile_m > 16 ? 5 : 6;
 }
 constexpr NF4_HOST_DEVICE int multistage_smem_bytes(WeightKind kind, int tile_m) {
