@@ -200,6 +200,8 @@ const Row kRows[] = {
     {gptq, kBf16, 257, groups_of(32), kDense, kDense, kDense, kDense, kDense, kDense},
     {gptq, kBf16, 4, with(&Shape::g_idx), kDense, kFused, kFused, kFused, kFused, kFused},
     {gptq, kBf16, 300, with(&Shape::permutation), kDense, kDense, kDense, kFused, kDense, kDense},
+    // mma_64x64 alone multiplies these: GPTQ whose rows are no multiple of four.
+    {gptq, kBf16, 64, sized(16386, 256), kDense, kDense, kDense, kDense, kDense, kDense},
     {gptq, kFp32, 1, {}, kDense, kDense, kDense, kDense, kDense, kDense},
     // Before Hopper AWQ has no skinny kernel.
     {awq, kBf16, 1, {}, kDense, kDense, kDense, kFused, kFused, kDense},
@@ -207,7 +209,6 @@ const Row kRows[] = {
     {awq, kBf16, 9, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {awq, kBf16, 1, sized(2048, 512), kDense, kDense, kDense, kFused, kFused, kDense},
     {awq, kBf16, 1, sized(2048, 256), kDense, kFused, kFused, kFused, kFused, kFused},
-    {awq, kBf16, 64, sized(16392, 256), kDense, kDense, kDense, kDense, kDense, kDense},
     // The gradient.
     {gradient, kBf16, 16, {}, kDense, kDense, kDense, kFused, kFused, kDense},
     {gradient, kBf16, 16, with(&Shape::codebook), kDense, kDense, kDense, kDense, kDense, kDense},
