@@ -86,6 +86,16 @@ bool multistage_layout_can_run(const Int4Weight &weight) {
          weight.rows % whole_rows == 0;
 }
 
+// Without a workspace CTAs share no tiles of the multistage kernels. For few rows of x mma_64x64
+// has clusters that share K, on GPUs that have clusters. It is expected to take less time where
+// tiles are few for the GPU.
+bool mma_beats_multistage(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
+  constexpr int64_t kMultiprocessorsPerTile = 5;
+  return gpu.tensor_maps && MatmulWorkspace(problem).ctas == 0 &&
+         ceil_divide(problem.weight.rows, kMultistageTileN) * kMultiprocessorsPerTile <
+             gpu.multiprocessors;
+}
+
 // The figures were fitted without whole warp tiles.
 double skinny16_cycles(const Int4Weight &weight, const GpuFacts &gpu, const CostModel &model) {
   if (!takes_strips(weight.layout, 16, gpu.tensor_maps)) {
