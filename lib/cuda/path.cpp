@@ -6,7 +6,6 @@
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul/mma/tile.hpp"
-#include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/matmul/target.hpp"
 #include "cuda/matmul_grouped/choose.hpp"
 #include "status.hpp"
@@ -81,7 +80,7 @@ bool multistage_pays(const MatmulProblemOf<W> &problem, const MatmulTarget &targ
 // as dequantize and a dense product take for 24 times as many.
 bool whole_tiles_pay(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
   constexpr int64_t kTilesOfDense = 24;
-  const int64_t tiles = ceil_divide(problem.weight.rows, kMultistageTileN);
+  const int64_t tiles = ceil_divide(problem.weight.rows, kMatmulConfigs[kFirstMultistage].tile_n);
   return problem.m <= kMatmulConfigs[kSkinny8].tile_m &&
          tiles >= kTilesOfDense * ceil_divide(tiles, gpu.multiprocessors);
 }

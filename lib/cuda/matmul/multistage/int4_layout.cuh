@@ -50,8 +50,8 @@ class ColumnLoader {
  public:
   static constexpr int kPieces = 2;
 
-  // `from` and `to` are the places of the first chunk. The other one has bit 6 of its place
-  // flipped. A K-tile has as many bytes as a row of the weight has in 32 rows of x.
+  // `from` and `to` are the places of the first chunk. The other one is half a K-tile further, and
+  // bit 6 of its place in a stage is flipped. A K-tile of all `rows` has 32 bytes a row.
   __device__ __forceinline__ ColumnLoader(const void *from, int to, bool exists, int64_t rows)
       : from_(static_cast<const uint8_t *>(from)), rows_(rows), to_(to), exists_(exists) {}
 
