@@ -90,7 +90,7 @@ TEST_CASE("the choice of matmul's kernel for integer weights can run the product
     }
   }
   // As measured and released: a change of the cost model shows here.
-  CHECK(choices.value() == 0xcf58937ea871850a);
+  CHECK(choices.value() == 0xd3150772f0e83313);
 }
 
 // Aligned weights as checkpoints have them.
@@ -146,6 +146,31 @@ TEST_CASE("integer weights in groups of 64 and more take the multistage kernels 
             REQUIRE(config == (whole_rows && group_size % 64 == 0 ? cuda::multistage_config(m)
                                                                   : cuda::kMma64x64));
           }
+}
+
+TEST_CASE("large integer weights take the multistage kernels from 9 rows of x on, without TMA",
+          "[matmul][int4]") {
+  for (const int64_t rows : {2048, 4096, 14336})
+    for (const int64_t m : {8, 9, 16})
+      for (const ChoiceGpu &gpu : kChoiceGpus) {
+        if (gpu.compute_capability < 80 || gpu.compute_capability >= 90) continue;
+        Int4MatmulProblem problem{};
+        Int4Weight &weight = problem.weight;
+        weight.layout = NF4_INT4_GPTQ;
+        weight.scales_dtype = problem.dtype = NF4_DTYPE_FP16;
+        weight.rows = rows;
+        weight.cols = 4096;
+        weight.elements = weight.rows * weight.cols;
+        weight.group_size = 128;
+        weight.groups = 32;
+        problem.m = m;
+        problem.x_stride = weight.cols;
+        problem.y_stride = weight.rows;
+        INFO(rows << " rows, m " << m << " on compute capability " << gpu.compute_capability);
+        const int config = choose(problem, gpu).config;
+        REQUIRE(cuda::is_multistage(config) == (rows >= 4096 && m >= 9));
+        REQUIRE((cuda::is_multistage(config) || cuda::is_skinny(config)));
+      }
 }
 
 TEST_CASE("stream-K kernels of integer weights have a workspace, where there are any",

@@ -86,14 +86,19 @@ bool multistage_layout_can_run(const Int4Weight &weight) {
          weight.rows % whole_rows == 0;
 }
 
-// Without a workspace CTAs share no tiles of the multistage kernels. For few rows of x mma_64x64
-// has clusters that share K, on GPUs that have clusters. It is expected to take less time where
-// tiles are few for the GPU.
-bool mma_beats_multistage(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
-  constexpr int64_t kMultiprocessorsPerTile = 5;
-  return gpu.tensor_maps && MatmulWorkspace(problem).ctas == 0 &&
-         ceil_divide(problem.weight.rows, kMultistageTileN) * kMultiprocessorsPerTile <
-             gpu.multiprocessors;
+// For 9 to 16 rows of x the skinny kernels without TMA take longer, unless weights are small. With
+// fewer rows there is no workspace, so that CTAs share no tiles of the multistage kernels. There
+// mma_64x64 has clusters that share K, on GPUs that have clusters, and is expected to take less
+// time where tiles are few for the GPU.
+bool multistage_is_faster(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config) {
+  constexpr int64_t kLargeWeight = int64_t{1} << 24, kMultiprocessorsPerTile = 5;
+  const bool shares = MatmulWorkspace(problem).ctas != 0;
+  if (config == kSkinny16)
+    return shares && !gpu.tensor_maps && problem.weight.elements >= kLargeWeight;
+  return config == kMma64x64 &&
+         (shares || !gpu.tensor_maps ||
+          ceil_divide(problem.weight.rows, kMultistageTileN) * kMultiprocessorsPerTile >=
+              gpu.multiprocessors);
 }
 
 // The figures were fitted without whole warp tiles.

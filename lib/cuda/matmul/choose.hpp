@@ -61,10 +61,12 @@ constexpr bool multistage_layout_can_run(const Weight &) { return true; }
 constexpr bool multistage_layout_can_run(const TransposedWeight &) { return false; }
 bool multistage_layout_can_run(const Int4Weight &weight);
 
-// Whether kMma64x64 is faster than the multistage kernels, although these can run.
-constexpr bool mma_beats_multistage(const MatmulProblem &, const GpuFacts &) { return false; }
-constexpr bool mma_beats_multistage(const GradProblem &, const GpuFacts &) { return false; }
-bool mma_beats_multistage(const Int4MatmulProblem &problem, const GpuFacts &gpu);
+// Whether the multistage kernels are faster than the configuration that choose_skinny() returned.
+constexpr bool multistage_is_faster(const MatmulProblem &, const GpuFacts &, int config) {
+  return config == kMma64x64;
+}
+constexpr bool multistage_is_faster(const GradProblem &, const GpuFacts &, int) { return false; }
+bool multistage_is_faster(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 
 // The estimated cycles of kSkinny16; wgmma is chosen only below skinny16_margin times them.
 double skinny16_cycles(const Weight &weight, const GpuFacts &gpu, const CostModel &model);
@@ -140,7 +142,7 @@ auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostM
                    Load load, MatmulChoice &choice) {
   using Error = decltype(load(gpu));
   choice.config = choose_skinny(problem, gpu, model);
-  if (choice.config == kMma64x64 && !gpu.wgmma && !mma_beats_multistage(problem, gpu))
+  if (!gpu.wgmma && multistage_is_faster(problem, gpu, choice.config))
     if (const int config = multistage_config(problem.m); multistage_can_run(problem, gpu, config))
       choice.config = config;
   if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8 ||
