@@ -66,7 +66,8 @@ nf4_path path_of(const GroupedProblemOf<W> &problem, int config, const MatmulTar
 // product from some number of rows on: fewer for small weights, which are quick to dequantize. Up
 // to 8 rows the workspace has no room for the sums of tiles that CTAs would share. On GPUs of
 // compute capability 10.x and 11.x dense products have faster tensor cores than mma.sync.
-bool multistage_pays(const MatmulProblem &problem, const MatmulTarget &target) {
+template <class W>
+bool multistage_pays(const MatmulProblemOf<W> &problem, const MatmulTarget &target) {
   constexpr int64_t kLargeWeight = int64_t{1} << 25;  // elements
   const int major = target.device.compute_capability / 10;
   const int64_t most = major == 10 || major == 11               ? 16
@@ -75,13 +76,25 @@ bool multistage_pays(const MatmulProblem &problem, const MatmulTarget &target) {
   return problem.m > kMatmulConfigs[kSkinny8].tile_m && problem.m <= most;
 }
 
+// Up to 8 rows, where CTAs share no tiles, a CTA takes as long for 256 rows of a weight of integers
+// as dequantize and a dense product take for 24 times as many.
+bool whole_tiles_pay(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
+  constexpr int64_t kTilesOfDense = 24;
+  const int64_t tiles = ceil_divide(problem.weight.rows, kMatmulConfigs[kFirstMultistage].tile_n);
+  return problem.m <= kMatmulConfigs[kSkinny8].tile_m &&
+         tiles >= kTilesOfDense * ceil_divide(tiles, gpu.multiprocessors);
+}
+
 nf4_path path_of(const MatmulProblem &problem, int config, const MatmulTarget &target) {
   return fused_if(is_multistage(config) ? multistage_pays(problem, target) : !is_mma(config));
 }
 
 nf4_path path_of(const Int4MatmulProblem &problem, int config, const MatmulTarget &target) {
-  return fused_if(!is_mma(config) || dequant_is_slow(problem, target.gpu) ||
-                  mma_is_short(problem, target.gpu));
+  if (dequant_is_slow(problem, target.gpu) || mma_is_short(problem, target.gpu))
+    return NF4_PATH_FUSED;
+  if (is_multistage(config))
+    return fused_if(multistage_pays(problem, target) || whole_tiles_pay(problem, target.gpu));
+  return fused_if(!is_mma(config));
 }
 
 nf4_path path_of(const GradProblem &problem, int config, const MatmulTarget &target) {

@@ -135,6 +135,7 @@ TEST_CASE("each kernel of integer weights, once", "[cuda][matmul][int4]") {
       }
       check_counts(counts);
       check_fast_counts(counts, layout, {cuda::kSkinny2, cuda::kFirstStreamK});
+      check_fast_counts(counts, layout, {cuda::kFirstMultistage});
       if (layout != NF4_INT4_COMPRESSED_TENSORS) CHECK(strips.size() == 2);
     }
 }
@@ -163,8 +164,9 @@ TEST_CASE("every kernel multiplies integer weights of many groups",
       }
   for (const nf4_int4_layout layout : kInt4Layouts) {
     check_counts(counts[layout]);
-    if (!few_shapes())
-      check_fast_counts(counts[layout], layout, {cuda::kSkinny2, cuda::kFirstStreamK});
+    if (few_shapes()) continue;
+    check_fast_counts(counts[layout], layout, {cuda::kSkinny2, cuda::kFirstStreamK});
+    check_fast_counts(counts[layout], layout, {cuda::kFirstMultistage});
   }
 }
 

@@ -69,6 +69,10 @@ constexpr Row kRows[] = {
     {kA100, "sm80", matmul<300>, "matmul_multistage"},
     {kA100, "sm80", batch<1>, "matmul_skinny_batch"},
     {kA100, "sm80", int4<NF4_INT4_GPTQ, 1>, "int4_matmul_skinny"},
+    {kA100, "sm80", int4<NF4_INT4_GPTQ, 300>, "matmul_multistage"},
+    {kA100, "sm80", int4<NF4_INT4_AWQ, 1>, "matmul_multistage"},
+    {kA100, "sm80", int4<NF4_INT4_AWQ, 300>, "matmul_multistage"},
+    {kA100, "sm80", int4<NF4_INT4_COMPRESSED_TENSORS, 300>, "matmul_multistage"},
     // Skinny kernels of the narrow layout fit its 99 KiB of shared memory.
     {kL4, "sm80", matmul<1>, "matmul_skinny"},
     {kL4, "sm80", matmul<16>, "matmul_skinny"},
@@ -77,6 +81,7 @@ constexpr Row kRows[] = {
     {kL4, "sm80", matmul<300>, "matmul_multistage"},
     {kL4, "sm80", gradient<300>, "matmul_mma"},
     {kL4, "sm80", int4<NF4_INT4_GPTQ, 1>, "int4_matmul_skinny"},
+    {kL4, "sm80", int4<NF4_INT4_AWQ, 300>, "matmul_multistage"},
     // It has as much shared memory, and TMA, which kernels of a build with its machine code use.
     {kRtx5090, "sm90", matmul<1>, "matmul_skinny"},
     {kRtx5090, "sm90", matmul<16>, "matmul_skinny"},
@@ -86,6 +91,9 @@ constexpr Row kRows[] = {
     {kRtx5090, "sm90", gradient<300>, "matmul_mma"},
     {kRtx5090, "sm90", int4<NF4_INT4_GPTQ, 1>, "int4_matmul_skinny"},
     {kRtx5090, "sm90", int4<NF4_INT4_COMPRESSED_TENSORS, 1>, "int4_matmul_skinny"},
+    {kRtx5090, "sm90", int4<NF4_INT4_AWQ, 1>, "matmul_mma_few"},
+    {kRtx5090, "sm90", int4<NF4_INT4_AWQ, 9>, "matmul_multistage"},
+    {kRtx5090, "sm90", int4<NF4_INT4_GPTQ, 300>, "matmul_multistage"},
     {kRtx5090, "sm80", matmul<1>, "matmul_skinny"},
     {kRtx5090, "sm80", matmul<300>, "matmul_multistage"},
     {kRtx5090, "sm80", gradient<300>, "matmul_mma"},

@@ -191,16 +191,23 @@ const Row kRows[] = {
     // Integers fit 99 KiB. Small groups are slow to dequantize.
     {gptq, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {gptq, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kDense},
-    {gptq, kBf16, 17, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {gptq, kBf16, 17, {}, kDense, kFused, kFused, kFused, kDense, kFused},
+    {gptq, kBf16, 64, {}, kDense, kFused, kFused, kFused, kDense, kFused},
+    {gptq, kBf16, 65, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {gptq, kBf16, 128, sized(8192, 4096), kDense, kFused, kFused, kFused, kDense, kFused},
     {gptq, kBf16, 64, groups_of(32), kDense, kFused, kFused, kFused, kFused, kFused},
     {gptq, kBf16, 257, groups_of(32), kDense, kDense, kDense, kDense, kDense, kDense},
     {gptq, kBf16, 4, with(&Shape::g_idx), kDense, kFused, kFused, kFused, kFused, kFused},
     {gptq, kBf16, 300, with(&Shape::permutation), kDense, kDense, kDense, kFused, kDense, kDense},
+    // mma_64x64 alone multiplies these: GPTQ whose rows are no multiple of four.
+    {gptq, kBf16, 64, sized(16386, 256), kDense, kDense, kDense, kDense, kDense, kDense},
     {gptq, kFp32, 1, {}, kDense, kDense, kDense, kDense, kDense, kDense},
+    // Before Hopper AWQ has no skinny kernel.
     {awq, kBf16, 1, {}, kDense, kDense, kDense, kFused, kFused, kDense},
+    {awq, kBf16, 1, sized(14336, 4096), kDense, kFused, kFused, kFused, kFused, kFused},
+    {awq, kBf16, 9, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {awq, kBf16, 1, sized(2048, 512), kDense, kDense, kDense, kFused, kFused, kDense},
     {awq, kBf16, 1, sized(2048, 256), kDense, kFused, kFused, kFused, kFused, kFused},
-    {awq, kBf16, 64, sized(16384, 256), kDense, kDense, kDense, kFused, kDense, kDense},
     // The gradient.
     {gradient, kBf16, 16, {}, kDense, kDense, kDense, kFused, kFused, kDense},
     {gradient, kBf16, 16, with(&Shape::codebook), kDense, kDense, kDense, kDense, kDense, kDense},
@@ -239,7 +246,7 @@ nf4_path expected(const Row &row, const Gpu &gpu) {
   // those of a B200.
   const char *const family = nf4::cuda::family_for(gpu.compute_capability)->name;
   if (gpu.compute_capability == kB200.compute_capability && std::strcmp(family, "sm80") == 0)
-    return row.ask == experts || row.ask == forward ? row.b200 : row.a100;
+    return row.ask == experts || row.ask == forward || row.ask == gptq ? row.b200 : row.a100;
   if (gpu.compute_capability == kRtx5090.compute_capability && std::strcmp(family, "sm80") == 0)
     return row.l4;
   switch (gpu.compute_capability) {
@@ -308,10 +315,10 @@ TEST_CASE("rows of x that libnf4's kernels take, on each GPU", "[standin]") {
     Rows codes, integers;
   };
   constexpr OfGpu kOfGpus[] = {
-      {kT4, "sm75", {0, 0}, {0, 0}},       {kA100, "sm80", {1, 64}, {1, 16}},
-      {kL4, "sm80", {1, 64}, {1, 16}},     {kH200, "sm90", {1, 4096}, {1, 4096}},
-      {kB200, "sm90", {1, 16}, {1, 16}},   {kB200, "sm80", {1, 16}, {1, 16}},
-      {kRtx5090, "sm90", {1, 64}, {1, 2}}, {kRtx5090, "sm80", {1, 64}, {1, 16}},
+      {kT4, "sm75", {0, 0}, {0, 0}},        {kA100, "sm80", {1, 64}, {1, 64}},
+      {kL4, "sm80", {1, 64}, {1, 64}},      {kH200, "sm90", {1, 4096}, {1, 4096}},
+      {kB200, "sm90", {1, 16}, {1, 16}},    {kB200, "sm80", {1, 16}, {1, 16}},
+      {kRtx5090, "sm90", {1, 64}, {1, 64}}, {kRtx5090, "sm80", {1, 64}, {1, 64}},
   };
   const auto fused = [](Ask ask, int64_t m) {
     nf4_path path = kDense;

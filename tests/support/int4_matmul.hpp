@@ -25,10 +25,11 @@ inline Int4MatmulCase plain_int4_case(Rng &rng, const Int4Class &kind, const Int
   return test;
 }
 
-// Tells whether the best family has a skinny or wgmma kernel of the layout in the configuration.
-// With less shared memory than Hopper's, some of them do not exist.
+// Tells whether the best family has a skinny, wgmma or multistage kernel of the layout in the
+// configuration. With less shared memory than Hopper's, some of the first two do not exist.
 inline bool has_fast_kernel(nf4_int4_layout layout, int config) {
   const cuda::GpuFamily &best = *runnable_families()[0];
+  if (cuda::is_multistage(config)) return best.tensor_cores;
   if (shared_bytes() < cuda::kWgmmaSmemBytes) return false;
   if (cuda::is_skinny(config))
     return best.tensor_maps && (layout != NF4_INT4_AWQ || config != cuda::kSkinny2);
@@ -39,8 +40,8 @@ inline bool has_fast_kernel(nf4_int4_layout layout, int config) {
 // A product that is aligned in memory, rows and groups does not use kMma64x64 if there are other
 // kernels.
 inline void require_not_mma(const PlacedInt4Matmul &placed, const Int4MatmulCase &test) {
-  const int config = test.m <= 16 ? cuda::kSkinny16 : cuda::kFirstWgmma;
-  if (!test.weight.has(kInt4GIdx) && has_fast_kernel(test.weight.shape.layout, config))
+  if (!test.weight.has(kInt4GIdx) &&
+      has_fast_kernel(test.weight.shape.layout, cuda::kFirstMultistage))
     REQUIRE(placed.used(test) != cuda::kMma64x64);
 }
 

@@ -6,6 +6,7 @@
 
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/matmul/skinny/strip_plan.hpp"
 #include "cuda/matmul/skinny/strip_smem.hpp"
@@ -74,6 +75,30 @@ bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, 
   return weight.cols % kStepK == 0 && weight.rows % whole_rows == 0 && weight.g_idx == nullptr &&
          weight.group_size % kStepK == 0 && (by_rows || is_multiple(weight.scales, 8)) &&
          wgmma_sizes_can_run(problem, gpu, config);
+}
+
+// Copies of 16 bytes have four rows of GPTQ's words and 32 of AWQ's. A K-tile lies in one group.
+bool multistage_layout_can_run(const Int4Weight &weight) {
+  const int whole_rows = weight.layout == NF4_INT4_GPTQ  ? 4
+                         : weight.layout == NF4_INT4_AWQ ? 32
+                                                         : 1;
+  return weight.g_idx == nullptr && weight.group_size % kMultistageTileK == 0 &&
+         weight.rows % whole_rows == 0;
+}
+
+// For 9 to 16 rows of x the skinny kernels without TMA take longer, unless weights are small. With
+// fewer rows there is no workspace, so that CTAs share no tiles of the multistage kernels. There
+// mma_64x64 has clusters that share K, on GPUs that have clusters, and is expected to take less
+// time where tiles are few for the GPU.
+bool multistage_is_faster(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config) {
+  constexpr int64_t kLargeWeight = int64_t{1} << 24, kMultiprocessorsPerTile = 5;
+  const bool shares = MatmulWorkspace(problem).ctas != 0;
+  if (config == kSkinny16)
+    return shares && !gpu.tensor_maps && problem.weight.elements >= kLargeWeight;
+  return config == kMma64x64 &&
+         (shares || !gpu.tensor_maps ||
+          ceil_divide(problem.weight.rows, kMultistageTileN) * kMultiprocessorsPerTile >=
+              gpu.multiprocessors);
 }
 
 // The figures were fitted without whole warp tiles.

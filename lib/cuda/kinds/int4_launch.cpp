@@ -3,6 +3,7 @@
 #include "cuda/matmul/kernels.hpp"
 #include "cuda/matmul/launch.hpp"
 #include "cuda/matmul/mma/launch.hpp"
+#include "cuda/matmul/multistage/launch.hpp"
 #include "cuda/matmul/skinny/launch.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
@@ -53,9 +54,16 @@ cudaError_t run_skinny(const MatmulTarget &target, const Int4MatmulProblem &prob
   return launch_skinny(target, args, problem.dtype, config);
 }
 
-cudaError_t load_family_kernels(const GpuFamily &family, const Device &device, const Int4Weight &) {
-  const cudaError_t error = load_kernels(kernels_of<Int4MatmulKernels>(family));
-  return error == cudaSuccess ? allow_skinny(family, device) : error;
+cudaError_t run_multistage(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                           const Int4MatmulArgs &args, int config) {
+  return launch_multistage(target, problem, args, config);
+}
+
+cudaError_t load_family_kernels(const GpuFamily &family, const Device &device,
+                                const Int4Weight &weight) {
+  cudaError_t error = load_kernels(kernels_of<Int4MatmulKernels>(family));
+  if (error == cudaSuccess) error = allow_skinny(family, device);
+  return error == cudaSuccess ? load_multistage_kernels(family, device, weight) : error;
 }
 
 const void *experts_mma_kernel(const GroupedKernels &kernels, const Int4GroupedProblem &problem) {

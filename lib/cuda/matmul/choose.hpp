@@ -19,9 +19,9 @@ struct GpuFacts {
   int multiprocessors;
   int shared_bytes;        // the most that a CTA may have
   bool fp16_tensor_cores;  // mma.m16n8k8 of fp16
-  bool tensor_cores;  // mma.m16n8k16 of fp16 and bf16, cp.async
-  bool tensor_maps;   // TMA: skinny kernels copy with it, and there are strip kernels
-  bool wgmma;         // there are wgmma kernels
+  bool tensor_cores;       // mma.m16n8k16 of fp16 and bf16, cp.async
+  bool tensor_maps;        // TMA: skinny kernels copy with it, and there are strip kernels
+  bool wgmma;              // there are wgmma kernels
   // The clusters of wgmma kernels that the GPU holds at a time, by cluster size. The number differs
   // from one H200 to another, since their groups of multiprocessors differ in size.
   int resident_clusters[kMaxClusterSize + 1];
@@ -63,6 +63,18 @@ bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int 
 bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
 
+// Returns whether the layout suits the multistage kernels.
+constexpr bool multistage_layout_can_run(const Weight &) { return true; }
+constexpr bool multistage_layout_can_run(const TransposedWeight &) { return false; }
+bool multistage_layout_can_run(const Int4Weight &weight);
+
+// Whether the multistage kernels are faster than the configuration that choose_skinny() returned.
+constexpr bool multistage_is_faster(const MatmulProblem &, const GpuFacts &, int config) {
+  return config == kMma64x64;
+}
+constexpr bool multistage_is_faster(const GradProblem &, const GpuFacts &, int) { return false; }
+bool multistage_is_faster(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
+
 // The estimated cycles of kSkinny16; wgmma is chosen only below skinny16_margin times them.
 double skinny16_cycles(const Weight &weight, const GpuFacts &gpu, const CostModel &model);
 double skinny16_cycles(const TransposedWeight &weight, const GpuFacts &gpu, const CostModel &model);
@@ -97,7 +109,8 @@ bool wgmma_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int c
 template <class W>
 bool multistage_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   return multistage_sizes_can_run(size_of(problem), gpu, config) &&
-         is_multiple(problem.weight.packed, 16) && has_x_vectors(problem);
+         multistage_layout_can_run(problem.weight) && is_multiple(problem.weight.packed, 16) &&
+         has_x_vectors(problem);
 }
 
 // Returns the multistage configuration whose tile holds all rows of x, or the widest that can run;
@@ -145,7 +158,9 @@ auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostM
                    Load load, MatmulChoice &choice) {
   using Error = decltype(load(gpu));
   choice.config = choose_skinny(problem, gpu, model);
-  if (choice.config == kMma64x64 && !gpu.wgmma) choice.config = choose_multistage(problem, gpu);
+  if (!gpu.wgmma && multistage_is_faster(problem, gpu, choice.config))
+    if (const int config = choose_multistage(problem, gpu); is_multistage(config))
+      choice.config = config;
   if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8 ||
       (choice.config == kSkinny16 && skinny16_always_wins(problem.weight)) ||
       problem.dtype == NF4_DTYPE_FP32)

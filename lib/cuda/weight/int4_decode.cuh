@@ -1,9 +1,9 @@
-// Decodes integer codes to 16-bit numbers for the wgmma kernels, two at a time, without a LUT. (The
-// skinny kernels decode in matmul/skinny/int4_mainloop.cuh.) A masked nibble becomes the low bits
-// of a number of T: of a subnormal one in bf16, of 1024 plus the nibble in fp16. An FMA turns that
-// into (q - z) / unit, which is exact, and a product with the scale rounds like dequantize. Two
-// weights cost PRMT, LOP3, HFMA2, and HMUL2 if they are scaled (and another HFMA2 if the scale has
-// more bits than T).
+// Decodes integer codes to 16-bit numbers for the wgmma and multistage kernels, two at a time,
+// without a LUT. (The skinny kernels decode in matmul/skinny/int4_mainloop.cuh.) A masked nibble
+// becomes the low bits of a number of T: of a subnormal one in bf16, of 1024 plus the nibble in
+// fp16. An FMA turns that into (q - z) / unit, which is exact, and a product with the scale rounds
+// like dequantize. Two weights cost PRMT, LOP3, HFMA2, and HMUL2 if they are scaled (and another
+// HFMA2 if the scale has more bits than T).
 #pragma once
 
 #include <cuda_bf16.h>

@@ -9,15 +9,22 @@
 
 namespace nf4::cuda {
 
-struct MultistageArgs {
-  MatmulArgs matmul;
-  LutCodebook decode;
+// `Matmul` is the arguments of a product with a kind of weight.
+template <class Matmul>
+struct MultistageArgsOf {
+  Matmul matmul;
   TileSchedule schedule;
   uint64_t *flags;     // of each CTA: the signature, once its partial sums are stored
   uint64_t signature;  // this launch's own
   float *partials;     // partial sums that CTAs store for others
-  bool scale_pairs;    // scales may be loaded for two K-tiles at once
   bool y_vectors;      // four neighbours in y may be stored at once
+};
+struct MultistageArgs : MultistageArgsOf<MatmulArgs> {
+  LutCodebook decode;
+  bool scale_pairs;  // scales may be loaded for two K-tiles at once
+};
+struct Int4MultistageArgs : MultistageArgsOf<Int4MatmulArgs> {
+  int group_tiles;  // K-tiles of a group
 };
 
 }  // namespace nf4::cuda

@@ -10,7 +10,8 @@
 #include "cuda/element.cuh"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/multistage/args.hpp"
-#include "cuda/matmul/multistage/codes.cuh"
+#include "cuda/matmul/multistage/epilogue.cuh"
+#include "cuda/matmul/multistage/row_packed.cuh"
 #include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/weight/byte_lut.cuh"
 #include "cuda/weight/scales.cuh"
@@ -95,14 +96,20 @@ using DecodeOf = std::conditional_t<On == ScaleOn::kSums, DecodeEntries<T>, Deco
 // while the next two are in flight.
 class RowScales {
  public:
-  __device__ __forceinline__ RowScales(const MultistageArgs &args, const float *table, int64_t row,
-                                       int k_tile)
-      : args_(args), table_(table), k_tile_(k_tile) {
+  __device__ __forceinline__ RowScales(const MultistageArgs &args, const uint8_t *shared,
+                                       float factor, int64_t row, int k_tile)
+      : args_(args),
+        table_(reinterpret_cast<const float *>(shared + kMultistageLutBytes)),
+        factor_(factor),
+        k_tile_(k_tile) {
     // Past the last row of the weight are copies of it.
     first_ = min(row, args.matmul.weight.rows - 1) * args.matmul.weight.cols;
     load(k_tile / 2);
+  }
+  // Waits for the first scales.
+  __device__ __forceinline__ void begin() {
     finish();
-    load(k_tile / 2 + 1);
+    load(k_tile_ / 2 + 1);
   }
 
   // Returns the scale of the next K-tile.
@@ -113,7 +120,7 @@ class RowScales {
       finish();
       load(k_tile_ / 2 + 1);
     }
-    return scale;
+    return scale * factor_;
   }
 
  private:
@@ -159,6 +166,7 @@ class RowScales {
 
   const MultistageArgs &args_;
   const float *const table_;
+  const float factor_;
   int64_t first_;  // element of the row
   int k_tile_;
   float2 scales_;    // of the present two K-tiles
@@ -176,10 +184,11 @@ class CodebookWeight {
   using Arch = Arch_;
   using Args = MultistageArgs;
   using Scales = RowScales;
+  using Scale = float;
   using Element = T;
   using Pair = typename Decode::Entry;
+  static constexpr WeightKind kKind = WeightKind::kCodebook;
   static constexpr ScaleOn kScaleOn = On;
-  static constexpr int kStageBytes = kMultistageWeightBytes;
   static_assert(Lut::kBytes == kMultistageLutBytes);
 
   // Fills the tables and returns the factor of all scales. A barrier must follow.
@@ -192,24 +201,34 @@ class CodebookWeight {
     return unit;
   }
 
-  static __device__ __forceinline__ const float *table(const uint8_t *shared) {
-    return reinterpret_cast<const float *>(shared + kMultistageLutBytes);
-  }
-
-  using Loader = std::conditional_t<Arch::kTensorCores, StagedCodes<Arch>, DirectCodes>;
-  using Words = CodeWords;
+  using Loader = RowPackedLoader<Arch>;
+  using Words = RowPackedWords;
 
   __device__ __forceinline__ CodebookWeight(const Args &, const uint8_t *shared) : lut_(shared) {}
+
+  // Sends the scales of the lane's four rows from the lanes that have them.
+  static __device__ __forceinline__ void broadcast(float own, float (&of_row)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      of_row[i] = __shfl_sync(0xffffffffu, own, threadIdx.x % 32 / 4 * 4 + i);
+  }
+  static __device__ __forceinline__ float factor(float scale) { return scale; }
 
   // Looks up two weights, the step-th of the 16 pairs that the lane has in four rows and eight
   // columns: those of word `half` of row step / 4.
   template <int Half>
-  __device__ __forceinline__ Pair look_up(const Words &words, int step) const {
-    const uint2 of = words.of[step / 4];
-    return lut_.pair(Half == 0 ? of.x : of.y, step % 4);
+  __device__ __forceinline__ Pair start_decode(const Words &words, int step) const {
+    return lut_.pair(words.word<Half>(step / 4), step % 4);
   }
-  static __device__ __forceinline__ uint32_t weights(Pair pair, float scale) {
+  static __device__ __forceinline__ uint32_t finish_decode(int, Pair pair, float scale) {
     return Decode::weights(pair, scale);
+  }
+
+  // Adds what the sums of a tile of y lack.
+  template <int MTiles>
+  static __device__ __forceinline__ void finish_sums(const Args &args, int64_t first_n,
+                                                     int64_t first_m, float (&sums)[2][MTiles][4]) {
+    add_lora<Arch, T>(args.matmul, first_n, first_m, sums);
   }
 
  private:

@@ -4,15 +4,15 @@
 // A CTA of eight warps multiplies 256 rows of the weight by 16 to 128 rows of x in K-tiles of 64
 // columns. cp.async copies packed codes and x into stages of shared memory, several K-tiles ahead.
 // A warp has 32 rows of the weight and all rows of x: it decodes each code once, in registers, by
-// look-ups in a table of pairs, as operand A of mma.m16n8k16, and loads x as operand B. CTAs share
-// the tiles that do not fill the last wave (stream-K), and add partial sums in the order of the
-// CTAs. With many rows of x the bound is latency: each scheduler has two warps, and a warp waits
-// for its own look-ups. docs/design/matmul-multistage.md has the cycle counts and experiments.
+// look-ups in a table of pairs (codebook.cuh) or by arithmetic (int4.cuh), as operand A of
+// mma.m16n8k16, and loads x as operand B. CTAs share the tiles that do not fill the last wave
+// (stream-K), and add partial sums in the order of the CTAs. With many rows of x the bound is
+// latency: each scheduler has two warps, and a warp waits for its own decoding.
+// docs/design/matmul-multistage.md has the cycle counts and experiments.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "cuda/matmul/multistage/codebook.cuh"
 #include "cuda/matmul/multistage/epilogue.cuh"
 #include "cuda/matmul/multistage/mainloop.cuh"
 #include "cuda/ptx/pdl.cuh"
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kMultistageThreads, 1)
       continue;
     }
     reduction.add(part.first_peer, sums);
-    add_lora<Arch, T>(args.matmul, first_n, first_m, sums);
+    Weight::finish_sums(args, first_n, first_m, sums);
     store_y(y_tile<T>(args, first_n, first_m), sums);
   }
 }

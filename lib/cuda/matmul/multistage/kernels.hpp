@@ -13,4 +13,13 @@ struct MultistageKernels {
   static MultistageKernels make();
 };
 
+// For integer weights; args: Int4MultistageArgs.
+struct Int4MultistageKernels {
+  // [dtype - NF4_DTYPE_FP16][layout - NF4_INT4_GPTQ][config - kFirstMultistage]
+  const void *of[2][3][kMultistageCount];
+
+  template <class Arch>
+  static Int4MultistageKernels make();
+};
+
 }  // namespace nf4::cuda

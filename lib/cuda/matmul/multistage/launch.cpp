@@ -14,8 +14,35 @@
 namespace nf4::cuda {
 namespace {
 
+template <class Kernels>
 cudaError_t allow_multistage(const GpuFamily &family, const Device &device) {
-  return allow_shared_memory<&MultistageKernels::of>(family, device);
+  return allow_shared_memory<&Kernels::of>(family, device);
+}
+
+template <class Kernels>
+cudaError_t load(const GpuFamily &family, const Device &device) {
+  const cudaError_t error = load_kernels(kernels_of<Kernels>(family));
+  return error == cudaSuccess ? allow_multistage<Kernels>(family, device) : error;
+}
+
+// Fills in what all kinds of weight have in common, and launches the kernel.
+template <class W, class Args>
+cudaError_t launch_kernel(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
+                          const void *kernel, int config, Args &args) {
+  const MatmulWorkspace workspace(problem);
+  const MultistagePlan plan =
+      plan_multistage(size_of(problem), config, target.gpu.multiprocessors, workspace);
+  args.schedule = plan.schedule;
+  args.flags = static_cast<uint64_t *>(problem.workspace);
+  args.signature = next_signature();
+  args.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(problem.workspace) +
+                                            workspace.flags_bytes());
+  args.y_vectors =
+      is_multiple(args.matmul.y, 8) && (args.matmul.m == 1 || args.matmul.y_stride % 4 == 0);
+  return launch({kernel, plan.ctas, kMultistageThreads, target.family->pdl, target.stream,
+                 multistage_smem_bytes(kind_of(problem.weight), kMatmulConfigs[config].tile_m,
+                                       target.family->tensor_cores)},
+                args);
 }
 
 }  // namespace
@@ -26,32 +53,42 @@ bool has_scale_pairs(const Weight &weight) {
          (!weight.nested() || weight.nested_blocksize_log2 >= 1);
 }
 
-cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device) {
-  const cudaError_t error = load_kernels(kernels_of<MultistageKernels>(family));
-  return error == cudaSuccess ? allow_multistage(family, device) : error;
+cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device, const Weight &) {
+  return load<MultistageKernels>(family, device);
+}
+cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device,
+                                    const Int4Weight &) {
+  return load<Int4MultistageKernels>(family, device);
 }
 
 cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblem &problem,
                               const MatmulArgs &matmul, const LutCodebook &codebook, int config) {
-  if (const cudaError_t error = allow_multistage(*target.family, target.device)) return error;
-  const MatmulWorkspace workspace(problem);
-  const MultistagePlan plan =
-      plan_multistage(size_of(problem), config, target.gpu.multiprocessors, workspace);
+  if (const cudaError_t error = allow_multistage<MultistageKernels>(*target.family, target.device))
+    return error;
   MultistageArgs args{};
   args.matmul = matmul;
   args.decode = codebook;
-  args.schedule = plan.schedule;
-  args.flags = static_cast<uint64_t *>(problem.workspace);
-  args.signature = next_signature();
-  args.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(problem.workspace) +
-                                            workspace.flags_bytes());
   args.scale_pairs = has_scale_pairs(problem.weight);
-  args.y_vectors = is_multiple(matmul.y, 8) && (matmul.m == 1 || matmul.y_stride % 4 == 0);
   const auto &kernels = kernels_of<MultistageKernels>(*target.family).of;
-  return launch({kernels[problem.dtype - NF4_DTYPE_FP16][config - kFirstMultistage], plan.ctas,
-                 kMultistageThreads, target.family->pdl, target.stream,
-                 multistage_smem_bytes(kMatmulConfigs[config].tile_m, target.family->tensor_cores)},
-                args);
+  return launch_kernel(target, problem,
+                       kernels[problem.dtype - NF4_DTYPE_FP16][config - kFirstMultistage], config,
+                       args);
+}
+
+cudaError_t launch_multistage(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                              const Int4MatmulArgs &matmul, int config) {
+  if (const cudaError_t error =
+          allow_multistage<Int4MultistageKernels>(*target.family, target.device))
+    return error;
+  const Int4Weight &weight = problem.weight;
+  Int4MultistageArgs args{};
+  args.matmul = matmul;
+  args.group_tiles = static_cast<int>(weight.group_size / kMultistageTileK);
+  const auto &kernels = kernels_of<Int4MultistageKernels>(*target.family).of;
+  return launch_kernel(target, problem,
+                       kernels[problem.dtype - NF4_DTYPE_FP16][weight.layout - NF4_INT4_GPTQ]
+                              [config - kFirstMultistage],
+                       config, args);
 }
 
 }  // namespace nf4::cuda

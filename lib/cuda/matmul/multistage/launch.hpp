@@ -8,7 +8,10 @@
 
 namespace nf4::cuda {
 
-cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device);
+// Loads the family's kernels for the kind of weight on the device, which is current.
+cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device, const Weight &);
+cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device,
+                                    const Int4Weight &);
 
 // The scales of two K-tiles, the first of them even, lie side by side and are aligned.
 bool has_scale_pairs(const Weight &weight);
@@ -16,5 +19,7 @@ bool has_scale_pairs(const Weight &weight);
 // Enqueues the kernel of a configuration that can run the problem. The target's device is current.
 cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblem &problem,
                               const MatmulArgs &matmul, const LutCodebook &codebook, int config);
+cudaError_t launch_multistage(const MatmulTarget &target, const Int4MatmulProblem &problem,
+                              const Int4MatmulArgs &matmul, int config);
 
 }  // namespace nf4::cuda

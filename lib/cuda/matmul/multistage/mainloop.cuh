@@ -28,10 +28,11 @@ class MultistageMainloop {
   using Args = typename Weight::Args;
   using Loader = typename Weight::Loader;
   using Scales = typename Weight::Scales;
+  using Scale = typename Weight::Scale;  // of a row and K-tile
   static constexpr bool kOnSums = Weight::kScaleOn == ScaleOn::kSums;
   static constexpr int kMTiles = TileM / 8;
   static constexpr int kXStageBytes = XLoader<Arch, TileM>::kBytes;
-  static constexpr int kStages = multistage_stages(TileM, Arch::kTensorCores);
+  static constexpr int kStages = multistage_stages(Weight::kKind, TileM, Arch::kTensorCores);
   static constexpr int kWeightStages = kStages - 1;  // if there are any
   static_assert(kStages >= 3);
   // Element [i / 2][m][i % 2 * 2 + j] is the sum of row 4g + i of the warp and row 8 m + 2t + j of
@@ -41,8 +42,8 @@ class MultistageMainloop {
   __device__ __forceinline__ MultistageMainloop(const Args &args, uint8_t *shared, float factor)
       : args_(args),
         weight_(args, shared),
-        table_(Weight::table(shared)),
-        x_stages_(shared + kMultistageLutBytes + kMultistageCodeBytes),
+        shared_(shared),
+        x_stages_(shared + multistage_table_bytes(Weight::kKind)),
         weight_stages_(x_stages_ + kStages * kXStageBytes),
         factor_(factor) {}
 
@@ -53,7 +54,7 @@ class MultistageMainloop {
     using X = XLoader<Arch, TileM, RowsOfX>;
     X x(rows_of_x);
     Loader weight(args_, first_n, k_tile);
-    Scales scales(args_, table_, first_n + threadIdx.x, k_tile);
+    Scales scales(args_, shared_, factor_, first_n + threadIdx.x, k_tile);
 #pragma unroll
     for (auto &rows : sums)
 #pragma unroll
@@ -67,20 +68,22 @@ class MultistageMainloop {
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece)
         copy(piece, x, weight, x_stages_ + i * kXStageBytes,
-             weight_stages_ + i * Weight::kStageBytes, i + X::kHeld < left);
+             weight_stages_ + i * kMultistageWeightBytes, i + X::kHeld < left);
     }
+    scales.begin();
     wait_copies<kStages - 2>();
     __syncthreads();
-    float own = scales.next() * factor_;
-    float of_row[4];
-    broadcast(own, of_row);
+    Scale own = scales.next();
+    Scale of_row[4];
+    Weight::broadcast(own, of_row);
     typename Weight::Words words;
     weight.load(words, weight_stages_, left > 1);
     uint32_t a[2][2][2][4];  // [half][k-step][rows 16 i][fragment]
 #pragma unroll
     for (int step = 0; step < kPairs; ++step)
       set_fragment(a[0], step,
-                   Weight::weights(weight_.template look_up<0>(words, step), of_row[step / 4]));
+                   weight_.finish_decode(step, weight_.template start_decode<0>(words, step),
+                                         of_row[step / 4]));
 
     int x_stage = x_lane_offset();
     uint4 b[kAhead];
@@ -89,21 +92,21 @@ class MultistageMainloop {
 #pragma unroll 1
     for (; left > 0; --left) {
       uint8_t *const x_to = x_stages_ + load_stage * kXStageBytes;
+      load_stage = stage;
       stage = stage + 1 == kStages ? 0 : stage + 1;
-      load_stage = load_stage + 1 == kStages ? 0 : load_stage + 1;
-      own = scales.next() * factor_;
-      const float scale[4] = {of_row[0], of_row[1], of_row[2], of_row[3]};
+      own = scales.next();
+      const Scale scale[4] = {of_row[0], of_row[1], of_row[2], of_row[3]};
       float accumulators[kOnSums ? 2 : 1][kOnSums ? kMTiles : 1][4] = {};
       auto &products = pick(accumulators, sums);
       multiply<0>(b, x_stage, x_stage ^ 16, a[0], products, words, of_row, a[1], [](int) {});
+      Weight::broadcast(own, of_row);
 
       wait_copies<kStages - 3>();
       __syncthreads();  // the next K-tile is there, and the stage of x before this one is free
       // All warps have the words of this K-tile, so its stage is free, too.
-      uint8_t *const weight_to = weight_stages_ + weight_stage * Weight::kStageBytes;
+      uint8_t *const weight_to = weight_stages_ + weight_stage * kMultistageWeightBytes;
       weight_stage = weight_stage + 1 == kWeightStages ? 0 : weight_stage + 1;
-      weight.load(words, weight_stages_ + weight_stage * Weight::kStageBytes, left > 2);
-      broadcast(own, of_row);
+      weight.load(words, weight_stages_ + weight_stage * kMultistageWeightBytes, left > 2);
       const bool more = left >= kStages + X::kHeld;
       const int x_half = x_stage ^ 16;
       x_stage = stage * kXStageBytes + x_lane_offset();
@@ -116,7 +119,8 @@ class MultistageMainloop {
           for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-              sums[f][m][j] = __fmaf_rn(scale[f * 2 + j / 2], accumulators[f][m][j], sums[f][m][j]);
+              sums[f][m][j] = __fmaf_rn(Weight::factor(scale[f * 2 + j / 2]), accumulators[f][m][j],
+                                        sums[f][m][j]);
       }
     }
     wait_copies<0>();
@@ -144,13 +148,6 @@ class MultistageMainloop {
                                                       uint32_t weights) {
     const int row = step / 4, byte = step % 4;
     a[byte / 2][row / 2][row % 2 + byte % 2 * 2] = weights;
-  }
-
-  // The scales of the lane's four rows, from the lanes that have them.
-  __device__ __forceinline__ void broadcast(float own, float (&of_row)[4]) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      of_row[i] = __shfl_sync(0xffffffffu, own, threadIdx.x % 32 / 4 * 4 + i);
   }
 
   template <class X>
@@ -191,7 +188,7 @@ class MultistageMainloop {
   __device__ __forceinline__ void multiply(uint4 (&b)[kAhead], int x, int next_x,
                                            const uint32_t (&a)[2][2][4], Sums &sums,
                                            const typename Weight::Words &words,
-                                           const float (&scale)[4], uint32_t (&next_a)[2][2][4],
+                                           const Scale (&scale)[4], uint32_t (&next_a)[2][2][4],
                                            Copy copy) const {
     typename Weight::Pair pairs[kPairs];
 #pragma unroll
@@ -213,10 +210,11 @@ class MultistageMainloop {
 #pragma unroll
         for (int step = 0; step < kPairs; ++step) {
           if (kMTiles > 1 && look_up_at(step) == m - 1)
-            set_fragment(next_a, step, Weight::weights(pairs[step], scale[step / 4]));
-          if (look_up_at(step) == m) pairs[step] = weight_.template look_up<1 - Half>(words, step);
+            set_fragment(next_a, step, weight_.finish_decode(step, pairs[step], scale[step / 4]));
+          if (look_up_at(step) == m)
+            pairs[step] = weight_.template start_decode<1 - Half>(words, step);
           if (kMTiles == 1)
-            set_fragment(next_a, step, Weight::weights(pairs[step], scale[step / 4]));
+            set_fragment(next_a, step, weight_.finish_decode(step, pairs[step], scale[step / 4]));
         }
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece)
@@ -228,7 +226,7 @@ class MultistageMainloop {
 
   const Args &args_;
   const Weight weight_;
-  const float *const table_;
+  uint8_t *const shared_;
   uint8_t *const x_stages_;
   uint8_t *const weight_stages_;
   const float factor_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "core/macros.hpp"
 #include "cuda/matmul/configs.hpp"
@@ -17,35 +18,45 @@ constexpr int kMultistageTileN = kMultistageWarpN * kMultistageWarps;
 constexpr int kMultistageXRowStep = kMultistageThreads / 8;
 constexpr int kMultistageMinKTiles = 8;  // of a CTA, where CTAs share tiles
 
-// Shared memory, in bytes: the LUT, nested_code, the stages of x, and the stages of the weight. A
-// warp has the words of a K-tile in registers before it multiplies it, so that a stage of the
-// weight is free sooner, and there is one less.
+// Shared memory, in bytes: the tables of a kind of weight, the stages of x, and the stages of the
+// weight. A warp has the words of a K-tile in registers before it multiplies it, so that a stage of
+// the weight is free sooner, and there is one less. The tables of a codebook are the LUT and
+// nested_code; integers have none.
 constexpr int kMultistageLutBytes = 32 << 10;
 constexpr int kMultistageCodeBytes = 1024;
 constexpr int kMultistageXRowBytes = kMultistageTileK * 2;
 constexpr int kMultistageWeightBytes = kMultistageTileN * kMultistageTileK / 2;
+constexpr NF4_HOST_DEVICE int multistage_table_bytes(WeightKind kind) {
+  return kind == WeightKind::kCodebook ? kMultistageLutBytes + kMultistageCodeBytes : 0;
+}
 
 // The stages of x: with cp.async as many as fit 99 KiB, the least shared memory of a CTA from
-// Ampere on. Without it, registers hold what is in flight, and codes go from memory to registers.
-constexpr NF4_HOST_DEVICE int multistage_stages(int tile_m, bool async_copies) {
+// Ampere on. Integers have room for more, but with more than five a CTA takes longer to start.
+// Without cp.async, registers hold what is in flight, and codes go from memory to registers.
+constexpr NF4_HOST_DEVICE int multistage_stages(WeightKind kind, int tile_m, bool async_copies) {
   if (!async_copies) return 3;
+  if (kind == WeightKind::kInt4) return tile_m > 64 ? 4 : 5;
   return tile_m > 64 ? 3 : tile_m > 32 ? 4 : tile_m > 16 ? 5 : 6;
 }
-constexpr NF4_HOST_DEVICE int multistage_smem_bytes(int tile_m, bool async_copies) {
-  const int stages = multistage_stages(tile_m, async_copies);
-  return kMultistageLutBytes + kMultistageCodeBytes + stages * tile_m * kMultistageXRowBytes +
+constexpr NF4_HOST_DEVICE int multistage_smem_bytes(WeightKind kind, int tile_m,
+                                                    bool async_copies) {
+  const int stages = multistage_stages(kind, tile_m, async_copies);
+  return multistage_table_bytes(kind) + stages * tile_m * kMultistageXRowBytes +
          (async_copies ? stages - 1 : 0) * kMultistageWeightBytes;
 }
-// Whether there is a kernel for such tiles. Turing GPUs have 64 KiB for a CTA.
-constexpr bool has_multistage_tile(int tile_m, bool async_copies) {
-  return async_copies || multistage_smem_bytes(tile_m, false) <= 64 << 10;
+// Whether there is a kernel for such tiles. Turing GPUs have 64 KiB for a CTA, and no kernels of
+// integers.
+constexpr bool has_multistage_tile(WeightKind kind, int tile_m, bool async_copies) {
+  return async_copies ||
+         (kind == WeightKind::kCodebook && multistage_smem_bytes(kind, tile_m, false) <= 64 << 10);
 }
 
 constexpr bool multistage_configs_fit() {
   for (int i = kFirstMultistage; i < kMatmulConfigCount; ++i)
-    if (kMatmulConfigs[i].tile_n != kMultistageTileN ||
-        multistage_smem_bytes(kMatmulConfigs[i].tile_m, true) > 99 << 10)
-      return false;
+    for (const WeightKind kind : {WeightKind::kCodebook, WeightKind::kInt4})
+      if (kMatmulConfigs[i].tile_n != kMultistageTileN ||
+          multistage_smem_bytes(kind, kMatmulConfigs[i].tile_m, true) > 99 << 10)
+        return false;
   return true;
 }
 static_assert(multistage_configs_fit());

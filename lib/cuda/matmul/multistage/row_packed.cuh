@@ -1,33 +1,40 @@
-// The codes of a weight with a codebook, and how they reach the registers of a multistage kernel.
+// Weights whose rows are packed along k, eight codes a word, for the multistage kernels: codebooks
+// and compressed-tensors. How the codes of a K-tile reach the registers of a lane.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
-#include "cuda/matmul/multistage/args.hpp"
 #include "cuda/matmul/multistage/copies.cuh"
 #include "cuda/matmul/multistage/tile.hpp"
 
 namespace nf4::cuda {
 namespace {
 
-constexpr int kCodeRowBytes = kMultistageTileK / 2;
+constexpr int kPackedRowBytes = kMultistageTileK / 2;  // of a K-tile
 
 // The codes of a lane's four rows, 4g to 4g + 3 of its warp: two words of eight columns each.
-struct CodeWords {
+struct RowPackedWords {
   uint2 of[4];
+
+  template <int Half>
+  __device__ __forceinline__ uint32_t word(int row) const {
+    return Half == 0 ? of[row].x : of[row].y;
+  }
 };
 
-// A thread's copies of the codes to stages. Rows of a K-tile have 32 bytes: four lie in 128 bytes,
-// in an order by which the half-warps that load 8 bytes a lane read from different banks.
+// Through stages, a thread's copies. Four rows lie in 128 bytes, in an order by which the
+// half-warps that load 8 bytes a lane read from different banks.
 template <class Arch>
-class StagedCodes : public TileCopies<Arch, kMultistageTileN, 2> {
+class RowPackedStages : public TileCopies<Arch, kMultistageTileN, 2> {
   using Copies = TileCopies<Arch, kMultistageTileN, 2>;
   using Copies::chunk, Copies::row;
 
  public:
-  __device__ __forceinline__ StagedCodes(const MultistageArgs &args, int64_t first_n, int k_tile)
-      : Copies({args.matmul.weight.packed + first_n * (args.matmul.weight.cols / 2) +
-                    k_tile * kCodeRowBytes,
+  template <class Args>
+  __device__ __forceinline__ RowPackedStages(const Args &args, int64_t first_n, int k_tile)
+      : Copies({reinterpret_cast<const uint8_t *>(args.matmul.weight.packed) +
+                    first_n * (args.matmul.weight.cols / 2) + k_tile * kPackedRowBytes,
                 args.matmul.weight.cols / 2, args.matmul.weight.rows - first_n, row()},
                row() / 4 * 128 + ((row() % 4 ^ row() / 4 % 4) * 2 + chunk()) * 16) {
     const int line = threadIdx.x / 4, t = threadIdx.x % 4;
@@ -35,11 +42,11 @@ class StagedCodes : public TileCopies<Arch, kMultistageTileN, 2> {
   }
 
   __device__ __forceinline__ void copy(int piece, uint8_t *stage, bool more) {
-    Copies::template copy<kMultistageThreads / 2 * kCodeRowBytes>(piece, stage, more);
+    Copies::template copy<kMultistageThreads / 2 * kPackedRowBytes>(piece, stage, more);
   }
 
   // Loads the words of the next K-tile from its stage.
-  __device__ __forceinline__ void load(CodeWords &words, const uint8_t *stage, bool) const {
+  __device__ __forceinline__ void load(RowPackedWords &words, const uint8_t *stage, bool) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       words.of[i] = *reinterpret_cast<const uint2 *>(stage + (words_ ^ i * 32));
@@ -49,20 +56,20 @@ class StagedCodes : public TileCopies<Arch, kMultistageTileN, 2> {
   int words_;  // the offset of the lane's own
 };
 
-// The codes of a lane from memory to registers, where there is no cp.async. Those of the next
-// K-tile are in flight.
-class DirectCodes {
+// From memory to registers, where there is no cp.async. The words of the next K-tile are in flight.
+class RowPackedRegisters {
  public:
   static constexpr int kPieces = 0;
 
-  __device__ __forceinline__ DirectCodes(const MultistageArgs &args, int64_t first_n, int k_tile)
+  template <class Args>
+  __device__ __forceinline__ RowPackedRegisters(const Args &args, int64_t first_n, int k_tile)
       : row_bytes_(args.matmul.weight.cols / 2) {
     // Past the last row of the weight are copies of it.
     const int64_t last = args.matmul.weight.rows - 1;
     const int64_t n = min(first_n + threadIdx.x / 4 * 4, last);
     last_ = static_cast<int>(min(last - n, int64_t{3}));
-    from_ = args.matmul.weight.packed + n * row_bytes_ + k_tile * kCodeRowBytes +
-            threadIdx.x % 4 * sizeof(uint2);
+    from_ = reinterpret_cast<const uint8_t *>(args.matmul.weight.packed) + n * row_bytes_ +
+            k_tile * kPackedRowBytes + threadIdx.x % 4 * sizeof(uint2);
   }
 
   __device__ __forceinline__ void begin() { start(); }
@@ -70,9 +77,9 @@ class DirectCodes {
   __device__ __forceinline__ void copy(int, uint8_t *, bool) const {}
 
   // Returns the words of the next K-tile. If there are `more`, starts to load those after it.
-  __device__ __forceinline__ void load(CodeWords &words, const uint8_t *, bool more) {
+  __device__ __forceinline__ void load(RowPackedWords &words, const uint8_t *, bool more) {
     words = next_;
-    from_ += kCodeRowBytes;
+    from_ += kPackedRowBytes;
     if (more) start();
   }
 
@@ -86,8 +93,12 @@ class DirectCodes {
   const int64_t row_bytes_;
   const uint8_t *from_;
   int last_;  // of the rows
-  CodeWords next_;
+  RowPackedWords next_;
 };
+
+template <class Arch>
+using RowPackedLoader =
+    std::conditional_t<Arch::kTensorCores, RowPackedStages<Arch>, RowPackedRegisters>;
 
 }  // namespace
 }  // namespace nf4::cuda

@@ -1,0 +1,44 @@
+// Instantiates the multistage kernels of integer weights for one GPU family; compiled once for each
+// family.
+#include <utility>
+
+#include "cuda/arch.cuh"
+#include "cuda/matmul/multistage/int4.cuh"
+#include "cuda/matmul/multistage/kernel.cuh"
+#include "cuda/matmul/multistage/kernels.hpp"
+
+namespace nf4::cuda {
+namespace {
+
+template <class Arch, class T, class Layout, int... Index>
+void set_layout(const void *(&kernels)[kMultistageCount], std::integer_sequence<int, Index...>) {
+  ((kernels[Index] = (const void *)matmul_multistage<
+        MultistageInt4<Arch, T, Layout, kMatmulConfigs[kFirstMultistage + Index].scale_on>,
+        kMatmulConfigs[kFirstMultistage + Index].tile_m>),
+   ...);
+}
+
+template <class Arch, class T>
+void set_kernels(const void *(&kernels)[3][kMultistageCount]) {
+  constexpr auto kConfigs = std::make_integer_sequence<int, kMultistageCount>();
+  set_layout<Arch, T, MultistageGptq>(kernels[0], kConfigs);
+  set_layout<Arch, T, MultistageAwq>(kernels[NF4_INT4_AWQ - NF4_INT4_GPTQ], kConfigs);
+  set_layout<Arch, T, MultistageRowPacked>(kernels[NF4_INT4_COMPRESSED_TENSORS - NF4_INT4_GPTQ],
+                                           kConfigs);
+}
+
+}  // namespace
+
+template <class Arch>
+Int4MultistageKernels Int4MultistageKernels::make() {
+  Int4MultistageKernels kernels{};
+  if constexpr (Arch::kTensorCores) {
+    set_kernels<Arch, __half>(kernels.of[0]);
+    set_kernels<Arch, __nv_bfloat16>(kernels.of[1]);
+  }
+  return kernels;
+}
+
+template Int4MultistageKernels Int4MultistageKernels::make<NF4_FAMILY>();
+
+}  // namespace nf4::cuda
