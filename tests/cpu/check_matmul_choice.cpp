@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "cuda/matmul/beside_lora.hpp"
+#include "cuda/matmul/skinny/smem.hpp"
 #include "support/catch.hpp"
 #include "support/choice_checks.hpp"
 #include "support/choice_table.hpp"
@@ -53,6 +54,31 @@ TEST_CASE("the choice of matmul's kernel", "[matmul]") {
     CHECK(cuda::can_run(test.problem, gpu, choice.config));
   }
   CHECK(plans.value() == kChoicePlans);
+}
+
+TEST_CASE("skinny kernels have a layout that fits the GPU", "[matmul]") {
+  for (const ChoiceGpu &gpu : kChoiceGpus) {
+    const cuda::GpuFacts facts = facts_of(gpu);
+    if (!facts.tensor_cores) continue;
+    const bool much = gpu.shared_bytes > 99 << 10;
+    for (const nf4_dtype dtype : {NF4_DTYPE_FP32, NF4_DTYPE_FP16, NF4_DTYPE_BF16})
+      for (const int max_m : {2, 8, 16})
+        for (const bool nested : {false, true}) {
+          INFO("compute capability " << gpu.compute_capability << ", dtype " << dtype << ", "
+                                     << max_m << " rows of x");
+          const bool fp32 = dtype == NF4_DTYPE_FP32;
+          const int index =
+              cuda::skinny_layout_index(dtype, max_m, facts.tensor_maps, gpu.shared_bytes);
+          const bool narrow = !fp32 && (!much || (max_m == 16 && !facts.tensor_maps));
+          CHECK(index == (narrow ? cuda::kNarrowSkinny : cuda::kWideSkinny));
+          const cuda::SkinnySmem smem = cuda::skinny_smem(
+              cuda::skinny_layout(dtype, max_m, facts.tensor_maps, gpu.shared_bytes), max_m,
+              facts.tensor_maps);
+          const int64_t tiles = cuda::skinny_tiles_that_fit(
+              smem, cuda::skinny_scale_bytes(14336, nested, nested ? 14 : 0), gpu.shared_bytes);
+          CHECK((tiles > 0) == (much || !fp32));
+        }
+  }
 }
 
 TEST_CASE("CTAs of the gradient's stream-K kernels, and beside an adapter's product", "[matmul]") {

@@ -1,13 +1,13 @@
-// prmt.b32 (PTX ISA, "prmt"), whose selectors may also name the sign of a byte. __byte_perm takes
-// only those of whole bytes.
+// prmt.b32 (PTX ISA, "prmt"). __byte_perm is the same without the signs of bytes.
 #pragma once
 
 #include <cstdint>
 
 namespace nf4::cuda {
 
-// Byte i of the result is the byte of (second, first) that the low three bits of nibble i of
-// Selector name, or eight copies of its sign where the nibble's high bit is set.
+// Each nibble of Selector selects a byte of the result: its low three bits number the bytes of
+// `first` from 0 and those of `second` from 4. With its high bit set, the byte of the result is
+// eight copies of the sign of the one that is selected.
 template <uint32_t Selector>
 __device__ __forceinline__ uint32_t permute_bytes(uint32_t first, uint32_t second) {
   uint32_t bytes;

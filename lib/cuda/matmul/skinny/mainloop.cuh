@@ -264,12 +264,13 @@ struct WarpMmaM8 {
 // ---- Less shared memory ------------------------------------------------------------------
 
 // The same in a CTA of a layout with a narrow LUT and fewer warps. So there are registers for two
-// K-tiles of x: the next one is loaded while this one is multiplied.
+// K-tiles of x: the next one is loaded while this one is multiplied. With 16 rows of x this is
+// slower.
 template <class WideMma, int kLayout>
 struct NarrowMma : WideMma {
   using Lut = NarrowByteLut;
   static constexpr bool kKeepsLane = true;
-  static constexpr bool kLoadsAhead = true;
+  static constexpr bool kLoadsAhead = WideMma::kMaxM < 16;
   WideMma loaded;
 
   template <class X>
