@@ -42,7 +42,7 @@ class MultistageMainloop {
       : args_(args),
         weight_(args, shared),
         table_(Weight::table(shared)),
-        x_stages_(shared + kMultistageLutBytes + kMultistageCodeBytes),
+        x_stages_(shared + kMultistageLutBytes + Weight::kTableBytes),
         weight_stages_(x_stages_ + kStages * kXStageBytes),
         factor_(factor) {}
 
@@ -53,7 +53,7 @@ class MultistageMainloop {
     using X = XLoader<Arch, TileM, RowsOfX>;
     X x(rows_of_x);
     Loader weight(args_, first_n, k_tile);
-    Scales scales(args_, table_, first_n + threadIdx.x, k_tile);
+    Scales scales(args_, table_, first_n, k_tile);
 #pragma unroll
     for (auto &rows : sums)
 #pragma unroll
@@ -69,18 +69,20 @@ class MultistageMainloop {
         copy(piece, x, weight, x_stages_ + i * kXStageBytes,
              weight_stages_ + i * Weight::kStageBytes, i + X::kHeld < left);
     }
+    scales.next(factor_);
     wait_copies<kStages - 2>();
     __syncthreads();
-    float own = scales.next() * factor_;
-    float of_row[4];
-    broadcast(own, of_row);
+    typename Scales::OfTile of_tile;
+    scales.share(of_tile);
     typename Weight::Words words;
     weight.load(words, weight_stages_, left > 1);
     uint32_t a[2][2][2][4];  // [half][k-step][rows 16 i][fragment]
+    typename Weight::Looked looked;
 #pragma unroll
-    for (int step = 0; step < kPairs; ++step)
-      set_fragment(a[0], step,
-                   Weight::weights(weight_.template look_up<0>(words, step), of_row[step / 4]));
+    for (int step = 0; step < kSteps; ++step) {
+      weight_.template look_up<0>(looked, words, of_tile, step);
+      Weight::decode(a[0], looked, of_tile, step);
+    }
 
     int x_stage = x_lane_offset();
     uint4 b[kAhead];
@@ -91,11 +93,14 @@ class MultistageMainloop {
       uint8_t *const x_to = x_stages_ + load_stage * kXStageBytes;
       stage = stage + 1 == kStages ? 0 : stage + 1;
       load_stage = load_stage + 1 == kStages ? 0 : load_stage + 1;
-      own = scales.next() * factor_;
-      const float scale[4] = {of_row[0], of_row[1], of_row[2], of_row[3]};
+      scales.next(factor_);
+      float scale[4] = {};
+      if constexpr (kOnSums)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scale[i] = of_tile[i];
       float accumulators[kOnSums ? 2 : 1][kOnSums ? kMTiles : 1][4] = {};
       auto &products = pick(accumulators, sums);
-      multiply<0>(b, x_stage, x_stage ^ 16, a[0], products, words, of_row, a[1], [](int) {});
+      multiply<0>(b, x_stage, x_stage ^ 16, a[0], products, words, of_tile, a[1], [](int) {});
 
       wait_copies<kStages - 3>();
       __syncthreads();  // the next K-tile is there, and the stage of x before this one is free
@@ -103,11 +108,11 @@ class MultistageMainloop {
       uint8_t *const weight_to = weight_stages_ + weight_stage * Weight::kStageBytes;
       weight_stage = weight_stage + 1 == kWeightStages ? 0 : weight_stage + 1;
       weight.load(words, weight_stages_ + weight_stage * Weight::kStageBytes, left > 2);
-      broadcast(own, of_row);
+      scales.share(of_tile);
       const bool more = left >= kStages + X::kHeld;
       const int x_half = x_stage ^ 16;
       x_stage = stage * kXStageBytes + x_lane_offset();
-      multiply<1>(b, x_half, x_stage, a[1], products, words, of_row, a[0],
+      multiply<1>(b, x_half, x_stage, a[1], products, words, of_tile, a[0],
                   [&](int piece) { copy(piece, x, weight, x_to, weight_to, more); });
       if constexpr (kOnSums) {
 #pragma unroll
@@ -124,7 +129,7 @@ class MultistageMainloop {
   }
 
  private:
-  static constexpr int kPairs = 16;  // that a lane looks up for two k-steps
+  static constexpr int kSteps = 16;  // in which a lane decodes two k-steps
   // Chunks of x in registers before they are multiplied.
   static constexpr int kAhead = kMTiles < 2 ? kMTiles : 2;
   static constexpr int kFence = 2;  // tiles of 8 rows of x
@@ -137,20 +142,6 @@ class MultistageMainloop {
       return accumulators;
     else
       return sums;
-  }
-
-  // The place of a pair: byte step % 4 of row step / 4.
-  static __device__ __forceinline__ void set_fragment(uint32_t (&a)[2][2][4], int step,
-                                                      uint32_t weights) {
-    const int row = step / 4, byte = step % 4;
-    a[byte / 2][row / 2][row % 2 + byte % 2 * 2] = weights;
-  }
-
-  // The scales of the lane's four rows, from the lanes that have them.
-  __device__ __forceinline__ void broadcast(float own, float (&of_row)[4]) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      of_row[i] = __shfl_sync(0xffffffffu, own, threadIdx.x % 32 / 4 * 4 + i);
   }
 
   template <class X>
@@ -170,10 +161,10 @@ class MultistageMainloop {
     if constexpr (Arch::kTensorCores) cp_async_wait<Pending>();
   }
 
-  // After the products of which 8 rows of x a pair is looked up. It is decoded after the next ones.
+  // After the products of which 8 rows of x a step looks up. It decodes after the next ones.
   static constexpr __device__ int look_up_at(int step) {
-    constexpr int kSteps = kMTiles > 2 ? kMTiles - 1 : 1;
-    return step * kSteps / kPairs;
+    constexpr int kPlaces = kMTiles > 2 ? kMTiles - 1 : 1;
+    return step * kPlaces / kSteps;
   }
 
   // The chunk of row 8 m + lane / 4 of x, from an offset in the stages.
@@ -191,9 +182,9 @@ class MultistageMainloop {
   __device__ __forceinline__ void multiply(uint4 (&b)[kAhead], int x, int next_x,
                                            const uint32_t (&a)[2][2][4], Sums &sums,
                                            const typename Weight::Words &words,
-                                           const float (&scale)[4], uint32_t (&next_a)[2][2][4],
-                                           Copy copy) const {
-    typename Weight::Pair pairs[kPairs];
+                                           const typename Scales::OfTile &of_tile,
+                                           uint32_t (&next_a)[2][2][4], Copy copy) const {
+    typename Weight::Looked looked;
 #pragma unroll
     for (int first = 0; first < kMTiles; first += kAhead) {
       // A product that adds to the sums of another one comes as late as registers allow.
@@ -211,12 +202,12 @@ class MultistageMainloop {
             m + kAhead < kMTiles ? load(x, m + kAhead) : load(next_x, m + kAhead - kMTiles);
         // Bounds that the compiler knows at once keep the arrays in registers.
 #pragma unroll
-        for (int step = 0; step < kPairs; ++step) {
+        for (int step = 0; step < kSteps; ++step) {
           if (kMTiles > 1 && look_up_at(step) == m - 1)
-            set_fragment(next_a, step, Weight::weights(pairs[step], scale[step / 4]));
-          if (look_up_at(step) == m) pairs[step] = weight_.template look_up<1 - Half>(words, step);
-          if (kMTiles == 1)
-            set_fragment(next_a, step, Weight::weights(pairs[step], scale[step / 4]));
+            Weight::decode(next_a, looked, of_tile, step);
+          if (look_up_at(step) == m)
+            weight_.template look_up<1 - Half>(looked, words, of_tile, step);
+          if (kMTiles == 1) Weight::decode(next_a, looked, of_tile, step);
         }
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece)

@@ -22,6 +22,8 @@ constexpr int kMultistageMinKTiles = 8;  // of a CTA, where CTAs share tiles
 // weight is free sooner, and there is one less.
 constexpr int kMultistageLutBytes = 32 << 10;
 constexpr int kMultistageCodeBytes = 1024;
+// The gradient's scales of two K-tiles, behind nested_code: one for each column and 64 rows.
+constexpr int kMultistageColumnScaleBytes = 2 * kMultistageTileN * 4;
 constexpr int kMultistageXRowBytes = kMultistageTileK * 2;
 constexpr int kMultistageWeightBytes = kMultistageTileN * kMultistageTileK / 2;
 
