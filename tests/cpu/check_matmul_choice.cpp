@@ -110,6 +110,53 @@ TEST_CASE("a gradient loads wgmma kernels only where one may be chosen", "[matmu
   check(17, "wgmma_", 1);
 }
 
+TEST_CASE("a gradient runs multistage kernels where there is no wgmma, if they can", "[matmul]") {
+  cuda::GpuFacts gpu{};
+  gpu.multiprocessors = 58;
+  gpu.tensor_cores = true;
+  gpu.shared_bytes = 99 << 10;
+  MatmulProblem problem{};
+  const auto name = [&](auto change) {
+    problem.gradient = true;
+    problem.dtype = NF4_DTYPE_BF16;
+    problem.m = 100;
+    problem.weight.rows = 1024;
+    problem.weight.cols = 192;
+    problem.weight.elements = 1024 * 192;
+    problem.weight.blocksize_log2 = 6;
+    problem.weight.nested_blocksize_log2 = -1;
+    problem.weight.blocks = problem.weight.elements / 64;
+    problem.x = nullptr;
+    problem.x_stride = 1024;
+    cuda::GpuFacts facts = gpu;
+    change(facts);
+    const cuda::GradProblem grad = cuda::transposed(problem);
+    cuda::MatmulChoice choice{};
+    const auto load = [](cuda::GpuFacts &) { return 0; };
+    REQUIRE(cuda::choose_config(grad, facts, cuda::cost_model(grad.weight), load, choice) == 0);
+    return std::string(cuda::kMatmulConfigs[choice.config].name);
+  };
+  using Facts = cuda::GpuFacts;
+  CHECK(name([](Facts &) {}) == "multistage_128x256");
+  CHECK(name([&](Facts &) { problem.m = 1; }) == "multistage_16x256");
+  CHECK(name([&](Facts &) { problem.m = 33; }) == "multistage_64x256");
+  CHECK(name([&](Facts &) { problem.dtype = NF4_DTYPE_FP16; }) == "multistage_128x256");
+  CHECK(name([&](Facts &) { problem.weight.blocksize_log2 = 12; }) == "multistage_128x256");
+  // The scales of a K-tile and the stages of the widest tile fill 99 KiB.
+  CHECK(name([](Facts &facts) { facts.shared_bytes = (99 << 10) - 1; }) == "multistage_64x256");
+  CHECK(name([&](Facts &facts) {
+          facts.tensor_cores = false;
+          facts.fp16_tensor_cores = true;
+          problem.dtype = NF4_DTYPE_FP16;
+        }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.dtype = NF4_DTYPE_FP32; }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.weight.rows = 1000; }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.weight.cols = 160; }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.weight.blocksize_log2 = 5; }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.weight.blocks = INT32_MAX - 128 * 192 + 1; }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.x_stride = 1028; }) == "mma_64x64");
+}
+
 TEST_CASE("a plan is late by CTAs that start late, if they have as many tiles as any", "[matmul]") {
   const auto delay = [](int64_t tiles, int64_t stream_k_tiles, int cluster_size = 1) {
     cuda::WgmmaPlan plan{};

@@ -21,8 +21,9 @@ namespace {
 constexpr int kMultiprocessors[] = {58,  72,  82, 84, 108, 128, 142, 170,
                                     188, 132, 1,  20, 191, 192, 193, 256};
 
-cuda::MatmulSize size_of(int64_t m, int64_t rows, int64_t cols) {
-  return {NF4_DTYPE_BF16, m, rows, cols, 64, cuda::WeightKind::kCodebook};
+cuda::MatmulSize size_of(int64_t m, int64_t rows, int64_t cols,
+                         cuda::WeightKind kind = cuda::WeightKind::kCodebook) {
+  return {NF4_DTYPE_BF16, m, rows, cols, 64, kind};
 }
 
 cuda::MultistagePlan plan_of(const cuda::MatmulSize &size, int config, int multiprocessors) {
@@ -120,7 +121,7 @@ void check_plan(const cuda::MatmulSize &size, int config, int multiprocessors) {
     REQUIRE(plan.ctas <= workspace.ctas);
     REQUIRE(plan.ctas * tile.tile_m * tile.tile_n * 4 <= workspace.sums_bytes);
   }
-  if (size.m <= 8) {
+  if (size.m <= 8 && size.kind == cuda::WeightKind::kCodebook) {
     REQUIRE(workspace.bytes() == 0);
     REQUIRE(plan.schedule.shared_tiles == 0);
   }
@@ -152,7 +153,8 @@ TEST_CASE("multistage CTAs multiply each K-tile of random products once", "[matm
     const int config =
         rng.one_in(4) ? cuda::kFirstMultistage + static_cast<int>(rng.below(cuda::kMultistageCount))
                       : cuda::multistage_config(m);
-    check_plan(size_of(m, rows, cols), config, rng.pick(kMultiprocessors));
+    const auto kind = rng.one_in(3) ? cuda::WeightKind::kTransposed : cuda::WeightKind::kCodebook;
+    check_plan(size_of(m, rows, cols, kind), config, rng.pick(kMultiprocessors));
   }
 }
 

@@ -133,8 +133,8 @@ bool multistage_sizes_can_run(const MatmulSize &size, const GpuFacts &gpu, int c
   const bool has_mma = (gpu.tensor_cores && size.dtype != NF4_DTYPE_FP32) ||
                        (gpu.fp16_tensor_cores && size.dtype == NF4_DTYPE_FP16);
   return has_kernel(size.kind, config) && has_mma &&
-         has_multistage_tile(tile.tile_m, gpu.tensor_cores) &&
-         gpu.shared_bytes >= multistage_smem_bytes(tile.tile_m, gpu.tensor_cores) &&
+         has_multistage_tile(size.kind, tile.tile_m, gpu.tensor_cores) &&
+         gpu.shared_bytes >= multistage_smem_bytes(size.kind, tile.tile_m, gpu.tensor_cores) &&
          size.rows > 0 && size.m > 0 && size.cols > 0 && size.cols % kMultistageTileK == 0 &&
          size.cols <= kMaxCols && size.scale_columns >= kMultistageTileK && size.rows <= kMaxRows &&
          size.m <= kMaxRows &&

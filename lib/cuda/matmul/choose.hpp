@@ -57,6 +57,11 @@ bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int 
 bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
 
+// Whether the weight suits the multistage kernels, beside its sizes.
+constexpr bool suits_multistage(const Weight &) { return true; }
+constexpr bool suits_multistage(const Int4Weight &) { return true; }
+bool suits_multistage(const TransposedWeight &weight);
+
 // The estimated cycles of kSkinny16; wgmma is chosen only below skinny16_margin times them.
 double skinny16_cycles(const Weight &weight, const GpuFacts &gpu, const CostModel &model);
 double skinny16_cycles(const TransposedWeight &weight, const GpuFacts &gpu, const CostModel &model);
@@ -91,7 +96,8 @@ bool wgmma_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int c
 template <class W>
 bool multistage_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   return multistage_sizes_can_run(size_of(problem), gpu, config) &&
-         is_multiple(problem.weight.packed, 16) && has_x_vectors(problem);
+         suits_multistage(problem.weight) && is_multiple(problem.weight.packed, 16) &&
+         has_x_vectors(problem);
 }
 
 // Returns the multistage configuration whose tile holds all rows of x, or the widest that can run;

@@ -36,7 +36,7 @@ template <class W>
 constexpr bool kHasSkinnyBatch = std::is_same_v<W, Weight>;
 // Whether there are multistage kernels of the kind.
 template <class W>
-constexpr bool kHasMultistage = std::is_same_v<W, Weight>;
+constexpr bool kHasMultistage = !std::is_same_v<W, Int4Weight>;
 
 // The columns of the weight as it is stored.
 constexpr int64_t stored_cols(const Weight &weight) { return weight.cols; }
@@ -90,6 +90,8 @@ cudaError_t run_skinny(const MatmulTarget &target, const Int4MatmulProblem &prob
                        const Int4MatmulArgs &args, int config);
 
 cudaError_t run_multistage(const MatmulTarget &target, const MatmulProblem &problem,
+                           const MatmulArgs &args, int config);
+cudaError_t run_multistage(const MatmulTarget &target, const GradProblem &problem,
                            const MatmulArgs &args, int config);
 
 // The kernel of a skinny configuration for several weights in one launch; NULL if there is none.

@@ -278,13 +278,15 @@ bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
     return has_kernel(WeightKind::kCodebook, config) && has_wgmma(family, compute_capability);
   if (is_multistage(config))
     return family.fp16_tensor_cores &&
-           has_multistage_tile(kMatmulConfigs[config].tile_m, family.tensor_cores);
+           has_multistage_tile(WeightKind::kCodebook, kMatmulConfigs[config].tile_m,
+                               family.tensor_cores);
   return is_mma(config) || (has_kernel(WeightKind::kCodebook, config) && family.tensor_cores);
 }
 
 bool matmul_grad_has(const GpuFamily &family, int config, int compute_capability) {
   if (!has_kernel(WeightKind::kTransposed, config)) return false;
   if (is_wgmma(config)) return has_wgmma(family, compute_capability);
+  if (is_multistage(config)) return family.tensor_cores;
   return is_mma(config) || family.tensor_maps;
 }
 

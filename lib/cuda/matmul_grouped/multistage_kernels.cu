@@ -12,7 +12,7 @@ template <class Arch, class T, int Config>
 const void *kernel_of() {
   constexpr MatmulConfig kConfig = kMatmulConfigs[Config];
   if constexpr (has_experts_kernel(WeightKind::kCodebook, Config) &&
-                has_multistage_tile(kConfig.tile_m, Arch::kTensorCores))
+                has_multistage_tile(WeightKind::kCodebook, kConfig.tile_m, Arch::kTensorCores))
     return (const void *)
         matmul_grouped_multistage<CodebookWeight<Arch, T, kConfig.scale_on>, kConfig.tile_m>;
   else

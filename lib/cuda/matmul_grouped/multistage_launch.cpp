@@ -41,7 +41,8 @@ cudaError_t launch_grouped_multistage(const MatmulTarget &target, const GroupedP
   return launch(
       {kernels[problem.dtype - NF4_DTYPE_FP16][config - kFirstMultistage],
        std::min<int64_t>(tiles, target.gpu.multiprocessors), kMultistageThreads, target.family->pdl,
-       target.stream, multistage_smem_bytes(tile.tile_m, target.family->tensor_cores)},
+       target.stream,
+       multistage_smem_bytes(WeightKind::kCodebook, tile.tile_m, target.family->tensor_cores)},
       args);
 }
 

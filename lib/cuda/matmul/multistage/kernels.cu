@@ -11,7 +11,7 @@ namespace {
 template <class Arch, class T, int Config>
 const void *kernel_of() {
   constexpr MatmulConfig kConfig = kMatmulConfigs[Config];
-  if constexpr (has_multistage_tile(kConfig.tile_m, Arch::kTensorCores))
+  if constexpr (has_multistage_tile(WeightKind::kCodebook, kConfig.tile_m, Arch::kTensorCores))
     return (
         const void *)matmul_multistage<CodebookWeight<Arch, T, kConfig.scale_on>, kConfig.tile_m>;
   else

@@ -13,4 +13,12 @@ struct MultistageKernels {
   static MultistageKernels make();
 };
 
+// The same for the gradient.
+struct GradMultistageKernels {
+  const void *of[2][kMultistageCount];
+
+  template <class Arch>
+  static GradMultistageKernels make();
+};
+
 }  // namespace nf4::cuda

@@ -1,5 +1,7 @@
 #include "cuda/matmul/multistage/launch.hpp"
 
+#include <type_traits>
+
 #include "cuda/matmul/launch.hpp"
 #include "cuda/matmul/multistage/args.hpp"
 #include "cuda/matmul/multistage/kernels.hpp"
@@ -14,8 +16,13 @@
 namespace nf4::cuda {
 namespace {
 
+template <class W>
+using KernelsOf = std::conditional_t<std::is_same_v<W, TransposedWeight>, GradMultistageKernels,
+                                     MultistageKernels>;
+
+template <class W>
 cudaError_t allow_multistage(const GpuFamily &family, const Device &device) {
-  return allow_shared_memory<&MultistageKernels::of>(family, device);
+  return allow_shared_memory<&KernelsOf<W>::of>(family, device);
 }
 
 }  // namespace
@@ -26,14 +33,16 @@ bool has_scale_pairs(const Weight &weight) {
          (!weight.nested() || weight.nested_blocksize_log2 >= 1);
 }
 
+template <class W>
 cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device) {
-  const cudaError_t error = load_kernels(kernels_of<MultistageKernels>(family));
-  return error == cudaSuccess ? allow_multistage(family, device) : error;
+  const cudaError_t error = load_kernels(kernels_of<KernelsOf<W>>(family));
+  return error == cudaSuccess ? allow_multistage<W>(family, device) : error;
 }
 
-cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblem &problem,
+template <class W>
+cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
                               const MatmulArgs &matmul, const LutCodebook &codebook, int config) {
-  if (const cudaError_t error = allow_multistage(*target.family, target.device)) return error;
+  if (const cudaError_t error = allow_multistage<W>(*target.family, target.device)) return error;
   const MatmulWorkspace workspace(problem);
   const MultistagePlan plan =
       plan_multistage(size_of(problem), config, target.gpu.multiprocessors, workspace);
@@ -47,11 +56,19 @@ cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblem &p
                                             workspace.flags_bytes());
   args.scale_pairs = has_scale_pairs(problem.weight);
   args.y_vectors = is_multiple(matmul.y, 8) && (matmul.m == 1 || matmul.y_stride % 4 == 0);
-  const auto &kernels = kernels_of<MultistageKernels>(*target.family).of;
+  const auto &kernels = kernels_of<KernelsOf<W>>(*target.family).of;
   return launch({kernels[problem.dtype - NF4_DTYPE_FP16][config - kFirstMultistage], plan.ctas,
                  kMultistageThreads, target.family->pdl, target.stream,
-                 multistage_smem_bytes(kMatmulConfigs[config].tile_m, target.family->tensor_cores)},
+                 multistage_smem_bytes(kind_of(problem.weight), kMatmulConfigs[config].tile_m,
+                                       target.family->tensor_cores)},
                 args);
 }
+
+template cudaError_t load_multistage_kernels<Weight>(const GpuFamily &, const Device &);
+template cudaError_t load_multistage_kernels<TransposedWeight>(const GpuFamily &, const Device &);
+template cudaError_t launch_multistage(const MatmulTarget &, const MatmulProblem &,
+                                       const MatmulArgs &, const LutCodebook &, int);
+template cudaError_t launch_multistage(const MatmulTarget &, const GradProblem &,
+                                       const MatmulArgs &, const LutCodebook &, int);
 
 }  // namespace nf4::cuda

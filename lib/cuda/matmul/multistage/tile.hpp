@@ -33,20 +33,25 @@ constexpr NF4_HOST_DEVICE int multistage_stages(int tile_m, bool async_copies) {
   if (!async_copies) return 3;
   return tile_m > 64 ? 3 : tile_m > 32 ? 4 : tile_m > 16 ? 5 : 6;
 }
-constexpr NF4_HOST_DEVICE int multistage_smem_bytes(int tile_m, bool async_copies) {
+constexpr NF4_HOST_DEVICE int multistage_smem_bytes(WeightKind kind, int tile_m,
+                                                    bool async_copies) {
   const int stages = multistage_stages(tile_m, async_copies);
-  return kMultistageLutBytes + kMultistageCodeBytes + stages * tile_m * kMultistageXRowBytes +
+  return kMultistageLutBytes + kMultistageCodeBytes +
+         (kind == WeightKind::kTransposed ? kMultistageColumnScaleBytes : 0) +
+         stages * tile_m * kMultistageXRowBytes +
          (async_copies ? stages - 1 : 0) * kMultistageWeightBytes;
 }
-// Whether there is a kernel for such tiles. Turing GPUs have 64 KiB for a CTA.
-constexpr bool has_multistage_tile(int tile_m, bool async_copies) {
-  return async_copies || multistage_smem_bytes(tile_m, false) <= 64 << 10;
+// Whether there is a kernel for such tiles. Turing GPUs have 64 KiB for a CTA; there are no kernels
+// of the gradient for them.
+constexpr bool has_multistage_tile(WeightKind kind, int tile_m, bool async_copies) {
+  if (async_copies) return true;
+  return kind == WeightKind::kCodebook && multistage_smem_bytes(kind, tile_m, false) <= 64 << 10;
 }
 
 constexpr bool multistage_configs_fit() {
   for (int i = kFirstMultistage; i < kMatmulConfigCount; ++i)
     if (kMatmulConfigs[i].tile_n != kMultistageTileN ||
-        multistage_smem_bytes(kMatmulConfigs[i].tile_m, true) > 99 << 10)
+        multistage_smem_bytes(WeightKind::kTransposed, kMatmulConfigs[i].tile_m, true) > 99 << 10)
       return false;
   return true;
 }
