@@ -95,7 +95,7 @@ using DecodeOf = std::conditional_t<On == ScaleOn::kSums, DecodeEntries<T>, Deco
 // while the next two are in flight.
 class RowScales {
  public:
-  using OfTile = float[4];  // those of the lane's four rows in a K-tile
+  using OfTile = float[4];  // the lane's four rows have these in a K-tile
 
   // `first_row` is the CTA tile's.
   __device__ __forceinline__ RowScales(const MultistageArgs &args, const float *table,
@@ -118,7 +118,7 @@ class RowScales {
     }
   }
 
-  // The scales of the K-tile, from the lanes that have them.
+  // Gets the scales of the K-tile from the lanes that have them.
   __device__ __forceinline__ void share(OfTile &of_row) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -211,7 +211,7 @@ class CodebookWeight {
 
   __device__ __forceinline__ CodebookWeight(const Args &, const uint8_t *shared) : lut_(shared) {}
 
-  // What is looked up for two k-steps.
+  // This is looked up for two k-steps.
   struct Looked {
     typename Decode::Entry pairs[16];
   };

@@ -19,7 +19,8 @@
 namespace nf4::cuda {
 namespace {
 
-// Weight: the copies and the decoding of a kind of weight.
+// Weight has the copies, the scales and the decoding of a kind of weight. Its Looked holds what
+// look_up() finds in a step, until decode() makes fragments of it.
 template <class Weight, int TileM>
 class MultistageMainloop {
  public:
@@ -129,7 +130,7 @@ class MultistageMainloop {
   }
 
  private:
-  static constexpr int kSteps = 16;  // in which a lane decodes two k-steps
+  static constexpr int kSteps = 16;  // a lane decodes two k-steps in so many
   // Chunks of x in registers before they are multiplied.
   static constexpr int kAhead = kMTiles < 2 ? kMTiles : 2;
   static constexpr int kFence = 2;  // tiles of 8 rows of x
@@ -161,7 +162,8 @@ class MultistageMainloop {
     if constexpr (Arch::kTensorCores) cp_async_wait<Pending>();
   }
 
-  // After the products of which 8 rows of x a step looks up. It decodes after the next ones.
+  // Returns after the products of which 8 rows of x a step looks up. It decodes after the next
+  // ones.
   static constexpr __device__ int look_up_at(int step) {
     constexpr int kPlaces = kMTiles > 2 ? kMTiles - 1 : 1;
     return step * kPlaces / kSteps;

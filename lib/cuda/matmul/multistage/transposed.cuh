@@ -1,5 +1,6 @@
-// W^T of a weight with a codebook, for the multistage kernels: the gradient dX = dY W is the
-// product of dY with it. Rows of W^T are stored columns, and the reduction runs along stored rows.
+// This file has W^T of a weight with a codebook, for the multistage kernels. The gradient dX = dY W
+// is the product of dY with it. Rows of W^T are stored columns, and the reduction runs along stored
+// rows.
 //
 // A byte has two rows of W^T at one column, where operand A takes two columns of one row. Weights
 // are packed from fp32, a conversion of any two numbers, so the exchange costs nothing: a lane
@@ -19,28 +20,28 @@
 namespace nf4::cuda {
 namespace {
 
-// The scales of a K-tile in shared memory: those of its 64 columns for each of the four blocks of
-// 64 rows of a CTA tile, in two buffers. A lane reads four columns at once. In a quarter of a block
-// lie the quads of the four lanes that read together; the blocks differ in the order of these, so
-// that the lanes that store together write to different banks.
+// This is the place of scales in shared memory. Each of two buffers has those of a K-tile, of its
+// 64 columns for each of the four blocks of 64 rows of a CTA tile. A lane reads four columns at
+// once. A quarter of a block has the quads of the four lanes that read together. The blocks differ
+// in the order of these quads, so that the lanes that store together write to different banks.
 class ColumnScaleStage {
  public:
   static constexpr int kBuffers = 2;
   static constexpr int kBufferBytes = kMultistageTileN * 4;
   static_assert(kBuffers * kBufferBytes == kMultistageColumnScaleBytes);
 
-  // The offset in floats of a block's column.
+  // Returns the offset in floats of a block's column.
   static __device__ __forceinline__ int offset(int block, int column) {
     const int quad = column % 16 / 4, lane = column / 16 ^ block;
     return block * kMultistageTileK + quad * 16 + lane * 4 + column % 4;
   }
 };
 
-// The scale of one column and block of each K-tile, a thread's part of ColumnScaleStage. Those of
-// two K-tiles are finished at a time, while the next two are in flight.
+// A thread has the scale of one column and block of each K-tile, and stores it to ColumnScaleStage.
+// The scales of two K-tiles are finished at a time, while the next two are in flight.
 class ColumnScales {
  public:
-  // What a lane's weights of a K-tile are multiplied by: its quads, 16 floats apart.
+  // This points to the first of a lane's four quads in a K-tile, which are 16 floats apart.
   using OfTile = const float *;
 
   __device__ __forceinline__ ColumnScales(const MultistageArgs &args, const float *table,
@@ -48,7 +49,7 @@ class ColumnScales {
       : args_(args), table_(table), left_(args.schedule.k_tiles - k_tile) {
     const WeightView &weight = args.matmul.weight;
     const int block = threadIdx.x % kBlocks, column = threadIdx.x / kBlocks;
-    // Past the last row of W^T are scales of its last block.
+    // Past the last row of W^T the scales are those of its last block.
     const int64_t row = min(first_row + block * kMultistageTileK, weight.rows - kMultistageTileK);
     const int64_t stored = int64_t{k_tile} * kMultistageTileK + column;
     block_ = static_cast<int>((stored * weight.rows + row) >> weight.blocksize_log2);
@@ -58,7 +59,7 @@ class ColumnScales {
   }
 
   // Stores the scale of the next K-tile. A barrier must follow before the CTA reads it, and another
-  // one before the next but one is stored.
+  // one before the next call but one.
   __device__ __forceinline__ void next(float) {
     const int block = threadIdx.x % kBlocks, column = threadIdx.x / kBlocks;
     float *const to = stage() + ColumnScaleStage::offset(block, column);
@@ -72,7 +73,7 @@ class ColumnScales {
     second_ = !second_;
   }
 
-  // The scales that next() stored, for this lane's rows.
+  // Finds the scales of this lane's rows, which next() has stored.
   __device__ __forceinline__ void share(OfTile &of_tile) const {
     const int block = threadIdx.x / 64, lane = threadIdx.x % 4;
     of_tile = stage() + ColumnScaleStage::offset(block, lane * 16) + (second_ ? 0 : kBufferFloats);
@@ -86,7 +87,7 @@ class ColumnScales {
   __device__ __forceinline__ bool is_nested() const {
     return args_.matmul.weight.nested_blocksize_log2 >= 0;
   }
-  // Behind the table.
+  // The stage lies behind the table.
   __device__ __forceinline__ float *stage() const {
     return const_cast<float *>(table_) + kMultistageCodeBytes / 4;
   }
@@ -129,12 +130,12 @@ class ColumnScales {
   uint32_t codes_[2] = {};
 };
 
-// The codes of a lane's four rows: a word has those of two of its 16 columns.
+// A lane has the codes of four rows and 16 columns. A word has those of two columns.
 struct ColumnWords {
   uint32_t of[2][4];
 };
 
-// A thread's copies of the codes: 32 rows of W^T of two columns of each K-tile. A column has 128
+// A thread copies the codes of 32 rows of W^T and two columns of each K-tile. A column has 128
 // bytes. The order of its chunks differs among the eight columns that an ldmatrix reads together.
 class ColumnLoader {
   static constexpr int kChunks = kMultistageTileN / 32;
@@ -187,7 +188,7 @@ class ColumnLoader {
   int words_;  // the offset that this lane gives to ldmatrix
 };
 
-// W^T, whose tables and scales are in shared memory.
+// This is W^T, whose tables and scales are in shared memory.
 template <class Arch_, class T>
 class TransposedCodebook {
   using Decode = DecodeWeights<T>;
@@ -211,7 +212,7 @@ class TransposedCodebook {
     return CodebookWeight<Arch, T, kScaleOn>::table(shared);
   }
 
-  // What is looked up for two k-steps, of which each pair of columns takes four steps.
+  // This is looked up for two k-steps. A pair of columns takes four steps.
   struct Looked {
     float2 pairs[16];
     float4 scales[2];
