@@ -104,8 +104,12 @@ class RowScales {
     // Past the last row of the weight are copies of it.
     first_ = min(first_row + threadIdx.x, args.matmul.weight.rows - 1) * args.matmul.weight.cols;
     load(k_tile / 2);
+  }
+
+  // Waits for the first scales.
+  __device__ __forceinline__ void begin() {
     finish();
-    load(k_tile / 2 + 1);
+    load(k_tile_ / 2 + 1);
   }
 
   // Goes on to the next K-tile, whose scale is multiplied by the factor.

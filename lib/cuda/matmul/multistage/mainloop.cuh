@@ -70,6 +70,7 @@ class MultistageMainloop {
         copy(piece, x, weight, x_stages_ + i * kXStageBytes,
              weight_stages_ + i * Weight::kStageBytes, i + X::kHeld < left);
     }
+    scales.begin();
     scales.next(factor_);
     wait_copies<kStages - 2>();
     __syncthreads();

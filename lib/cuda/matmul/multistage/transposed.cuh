@@ -54,6 +54,10 @@ class ColumnScales {
     const int64_t stored = int64_t{k_tile} * kMultistageTileK + column;
     block_ = static_cast<int>((stored * weight.rows + row) >> weight.blocksize_log2);
     load();
+  }
+
+  // Waits for the first scales.
+  __device__ __forceinline__ void begin() {
     finish();
     load();
   }
