@@ -58,8 +58,8 @@ bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int co
          wgmma_sizes_can_run(problem, gpu, config);
 }
 
-// Columns are whole K-tiles, as a row of dY ends anywhere in the last one. Numbers of blocks have
-// 31 bits.
+// Columns are whole K-tiles, since copies of dY do not end within one. Numbers of blocks have 31
+// bits.
 bool suits_multistage(const TransposedWeight &weight) {
   return weight.cols % kMultistageTileK == 0 &&
          weight.blocks <= std::numeric_limits<int>::max() - kTileK * weight.rows;
