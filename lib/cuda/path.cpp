@@ -63,17 +63,26 @@ nf4_path path_of(const GroupedProblemOf<W> &problem, int config, const MatmulTar
 }
 
 // The multistage kernels decode a weight anew for every 128 rows of x, and take longer than a dense
-// product from some number of rows on: fewer for small weights, which are quick to dequantize. Up
-// to 8 rows the workspace has no room for the sums of tiles that CTAs would share. On GPUs of
-// compute capability 10.x and 11.x dense products have faster tensor cores than mma.sync.
+// product from some number of rows on. On GPUs of compute capability 10.x and 11.x dense products
+// have faster tensor cores than mma.sync.
+int64_t multistage_rows(int64_t most, const MatmulTarget &target) {
+  constexpr int64_t kFast = 16;
+  const int major = target.device.compute_capability / 10;
+  return major == 10 || major == 11 ? kFast : most;
+}
+
+// Small weights are quick to dequantize. Up to 8 rows the workspace has no room for the sums of
+// tiles that CTAs would share.
 template <class W>
 bool multistage_pays(const MatmulProblemOf<W> &problem, const MatmulTarget &target) {
   constexpr int64_t kLargeWeight = int64_t{1} << 25;  // elements
-  const int major = target.device.compute_capability / 10;
-  const int64_t most = major == 10 || major == 11               ? 16
-                       : problem.weight.elements < kLargeWeight ? 64
-                                                                : 128;
-  return problem.m > kMatmulConfigs[kSkinny8].tile_m && problem.m <= most;
+  const int64_t most = problem.weight.elements < kLargeWeight ? 64 : 128;
+  return problem.m > kMatmulConfigs[kSkinny8].tile_m && problem.m <= multistage_rows(most, target);
+}
+
+// The workspace has room for few rows of dY, too.
+bool multistage_pays(const GradProblem &problem, const MatmulTarget &target) {
+  return problem.m <= multistage_rows(128, target);
 }
 
 // Up to 8 rows, where CTAs share no tiles, a CTA takes as long for 256 rows of a weight of integers
@@ -101,6 +110,7 @@ nf4_path path_of(const GradProblem &problem, int config, const MatmulTarget &tar
   // Rows of dY; with more, decoding costs more than a dense weight.
   constexpr int64_t kWgmmaRows = 1024;
   if (problem.dtype == NF4_DTYPE_FP32 || is_mma(config)) return NF4_PATH_DENSE;
+  if (is_multistage(config)) return fused_if(multistage_pays(problem, target));
   return fused_if(is_skinny(config) || problem.m <= kWgmmaRows ||
                   adapter_pays(problem, target.gpu));
 }

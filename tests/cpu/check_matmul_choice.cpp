@@ -59,7 +59,10 @@ TEST_CASE("the choice of matmul's kernel", "[matmul]") {
 TEST_CASE("skinny kernels have a layout that fits the GPU", "[matmul]") {
   for (const ChoiceGpu &gpu : kChoiceGpus) {
     const cuda::GpuFacts facts = facts_of(gpu);
-    if (!facts.tensor_cores) continue;
+    if (!facts.tensor_cores) {
+      CHECK(cuda::skinny_layout_index(NF4_DTYPE_FP16, 8, facts) == cuda::kTuringSkinny);
+      continue;
+    }
     const bool much = gpu.shared_bytes > 99 << 10;
     for (const nf4_dtype dtype : {NF4_DTYPE_FP32, NF4_DTYPE_FP16, NF4_DTYPE_BF16})
       for (const int max_m : {2, 8, 16})
@@ -67,13 +70,11 @@ TEST_CASE("skinny kernels have a layout that fits the GPU", "[matmul]") {
           INFO("compute capability " << gpu.compute_capability << ", dtype " << dtype << ", "
                                      << max_m << " rows of x");
           const bool fp32 = dtype == NF4_DTYPE_FP32;
-          const int index =
-              cuda::skinny_layout_index(dtype, max_m, facts.tensor_maps, gpu.shared_bytes);
+          const int index = cuda::skinny_layout_index(dtype, max_m, facts);
           const bool narrow = !fp32 && (!much || (max_m == 16 && !facts.tensor_maps));
           CHECK(index == (narrow ? cuda::kNarrowSkinny : cuda::kWideSkinny));
-          const cuda::SkinnySmem smem = cuda::skinny_smem(
-              cuda::skinny_layout(dtype, max_m, facts.tensor_maps, gpu.shared_bytes), max_m,
-              facts.tensor_maps);
+          const cuda::SkinnySmem smem =
+              cuda::skinny_smem(cuda::skinny_layout(dtype, max_m, facts), max_m, facts.tensor_maps);
           const int64_t tiles = cuda::skinny_tiles_that_fit(
               smem, cuda::skinny_scale_bytes(14336, nested, nested ? 14 : 0), gpu.shared_bytes);
           CHECK((tiles > 0) == (much || !fp32));
@@ -134,6 +135,53 @@ TEST_CASE("a gradient loads wgmma kernels only where one may be chosen", "[matmu
   check(9, "skinny_16", 0);
   check(16, "skinny_16", 0);
   check(17, "wgmma_", 1);
+}
+
+TEST_CASE("a gradient runs multistage kernels where there is no wgmma, if they can", "[matmul]") {
+  cuda::GpuFacts gpu{};
+  gpu.multiprocessors = 58;
+  gpu.tensor_cores = true;
+  gpu.shared_bytes = 99 << 10;
+  MatmulProblem problem{};
+  const auto name = [&](auto change) {
+    problem.gradient = true;
+    problem.dtype = NF4_DTYPE_BF16;
+    problem.m = 100;
+    problem.weight.rows = 1024;
+    problem.weight.cols = 192;
+    problem.weight.elements = 1024 * 192;
+    problem.weight.blocksize_log2 = 6;
+    problem.weight.nested_blocksize_log2 = -1;
+    problem.weight.blocks = problem.weight.elements / 64;
+    problem.x = nullptr;
+    problem.x_stride = 1024;
+    cuda::GpuFacts facts = gpu;
+    change(facts);
+    const cuda::GradProblem grad = cuda::transposed(problem);
+    cuda::MatmulChoice choice{};
+    const auto load = [](cuda::GpuFacts &) { return 0; };
+    REQUIRE(cuda::choose_config(grad, facts, cuda::cost_model(grad.weight), load, choice) == 0);
+    return std::string(cuda::kMatmulConfigs[choice.config].name);
+  };
+  using Facts = cuda::GpuFacts;
+  CHECK(name([](Facts &) {}) == "multistage_128x256");
+  CHECK(name([&](Facts &) { problem.m = 1; }) == "multistage_16x256");
+  CHECK(name([&](Facts &) { problem.m = 33; }) == "multistage_64x256");
+  CHECK(name([&](Facts &) { problem.dtype = NF4_DTYPE_FP16; }) == "multistage_128x256");
+  CHECK(name([&](Facts &) { problem.weight.blocksize_log2 = 12; }) == "multistage_128x256");
+  // The scales of a K-tile and the stages of the widest tile fill 99 KiB.
+  CHECK(name([](Facts &facts) { facts.shared_bytes = (99 << 10) - 1; }) == "multistage_64x256");
+  CHECK(name([&](Facts &facts) {
+          facts.tensor_cores = false;
+          facts.fp16_tensor_cores = true;
+          problem.dtype = NF4_DTYPE_FP16;
+        }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.dtype = NF4_DTYPE_FP32; }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.weight.rows = 1000; }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.weight.cols = 160; }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.weight.blocksize_log2 = 5; }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.weight.blocks = INT32_MAX - 128 * 192 + 1; }) == "mma_64x64");
+  CHECK(name([&](Facts &) { problem.x_stride = 1028; }) == "mma_64x64");
 }
 
 TEST_CASE("a plan is late by CTAs that start late, if they have as many tiles as any", "[matmul]") {

@@ -60,6 +60,19 @@ TEST_CASE("the workspace of matmul keeps its sizes", "[matmul]") {
   CHECK(hash == 0x8d1a29d29a61325);
 }
 
+TEST_CASE("the workspace of the gradient has room for multistage kernels", "[matmul]") {
+  constexpr size_t kFlags = 192 * 16 * 8;
+  const auto bytes = [](int64_t rows, int64_t cols, int64_t m, nf4_dtype dtype = NF4_DTYPE_BF16) {
+    return workspace_bytes(rows, cols, m, dtype, 64, nf4_matmul_grad_workspace_size);
+  };
+  // Up to 16 rows of dY the stream-K tiles of wgmma need more.
+  CHECK(bytes(14336, 4096, 1) == kFlags + 144 * 64 * 128 * 4);
+  CHECK(bytes(14336, 4096, 64) == kFlags + 192 * 64 * 256 * 4);
+  CHECK(bytes(14336, 4096, 4096) == kFlags + 192 * 128 * 256 * 4);
+  CHECK(bytes(14336, 4100, 64) == 0);
+  CHECK(bytes(14336, 4096, 64, NF4_DTYPE_FP32) == 0);
+}
+
 TEST_CASE("the workspace of matmul does not shrink as m grows", "[matmul]") {
   std::mt19937_64 engine(18);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(engine() % uint64_t(n)); };

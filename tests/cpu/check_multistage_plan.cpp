@@ -121,7 +121,7 @@ void check_plan(const cuda::MatmulSize &size, int config, int multiprocessors) {
     REQUIRE(plan.ctas <= workspace.ctas);
     REQUIRE(plan.ctas * tile.tile_m * tile.tile_n * 4 <= workspace.sums_bytes);
   }
-  if (size.m <= 8) {
+  if (size.m <= 8 && size.kind == cuda::WeightKind::kCodebook) {
     REQUIRE(workspace.bytes() == 0);
     REQUIRE(plan.schedule.shared_tiles == 0);
   }
@@ -153,8 +153,8 @@ TEST_CASE("multistage CTAs multiply each K-tile of random products once", "[matm
     const int config =
         rng.one_in(4) ? cuda::kFirstMultistage + static_cast<int>(rng.below(cuda::kMultistageCount))
                       : cuda::multistage_config(m);
-    const cuda::WeightKind kind =
-        rng.one_in(2) ? cuda::WeightKind::kInt4 : cuda::WeightKind::kCodebook;
+    const cuda::WeightKind kind = rng.pick(
+        {cuda::WeightKind::kCodebook, cuda::WeightKind::kInt4, cuda::WeightKind::kTransposed});
     check_plan(size_of(m, rows, cols, kind), config, rng.pick(kMultiprocessors));
   }
 }

@@ -24,7 +24,8 @@ constexpr MatmulShape gradient(int64_t rows, int64_t cols, int64_t m) {
   return {rows, cols, m, true};
 }
 
-// Half of them such as the wgmma kernels take, if they are aligned.
+// Half of them such as the wgmma kernels take, if they are aligned, and half of those such as the
+// multistage kernels take.
 MatmulShape random_gradient(Rng &rng) {
   MatmulShape shape = random_matmul_shape(rng);
   shape.gradient = true;
@@ -32,16 +33,20 @@ MatmulShape random_gradient(Rng &rng) {
   if (rng.one_in(2)) return shape;
   shape.cols = rng.between(1, 6) * 64;
   shape.m = rng.between(1, rng.one_in(4) ? 400 : 150);
-  shape.rows = rng.between(1, 75000 / (shape.cols * shape.m) + 1) * 8;
+  const int64_t step = rng.one_in(2) ? 64 : 8;
+  shape.rows = rng.between(1, 600000 / (shape.cols * shape.m * step) + 1) * step;
   return shape;
 }
+
+constexpr ConfigRange kMultistage{cuda::kFirstMultistage, cuda::kMatmulConfigCount};
 
 bool has(int config) {
   return cuda::matmul_grad_has(*runnable_families()[0], config, compute_capability());
 }
 
-// Each kernel that this GPU has, of these configurations, was met so often. Stream-K kernels are
-// for weights that are large for the GPU; skinny ones are in check_matmul_grad_skinny.cpp.
+// Each kernel that this GPU has, of these configurations, was met so often. The wgmma kernels of
+// stream-K are for weights that are large for the GPU; skinny ones are in
+// check_matmul_grad_skinny.cpp.
 void check_counts(const MatmulCounts &counts, int least,
                   ConfigRange configs = {cuda::kMma64x64, cuda::kFirstStreamK}) {
   for (const cuda::GpuFamily *family : runnable_families())
@@ -72,6 +77,7 @@ TEST_CASE("every gradient kernel multiplies within the rounding of its factors",
         check_matmul(test, rng, stream, counts);
       }
   check_counts(counts, few_shapes() ? 1 : shapes / 8);
+  check_counts(counts, few_shapes() ? 1 : shapes / 8, kMultistage);
 }
 
 // Tiles that are nearly empty, and nearly full; rows that clusters split; the last K-tile's tail.
@@ -92,6 +98,7 @@ TEST_CASE("gradient kernels have the error of dense products", "[cuda][matmul_gr
         check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
       }
   check_counts(counts, few_shapes() ? 1 : 4);
+  check_counts(counts, few_shapes() ? 1 : 4, kMultistage);
 }
 
 // Each with tiles that several CTAs have a part of, and with tiles that are shared beside such as
@@ -114,8 +121,10 @@ TEST_CASE("stream-K gradient kernels share the tiles that do not fill the GPU",
         Rng rng(++number);
         if (few_shapes() && number % 2 != 0) continue;
         const CaseClass kind{dtype, rng.one_in(4) ? 256 : 64, rng.one_in(2)};
+        // The multistage kernels take whole K-tiles, of 64 rows.
+        const int64_t tail = cuda::is_multistage(config) ? 64 : rng.between(0, 100);
         const MatmulShape size =
-            gradient(k_tiles * 128 - rng.between(0, 100), tiles * 128 - 64 * rng.between(0, 1),
+            gradient(k_tiles * 128 - tail, tiles * 128 - 64 * rng.between(0, 1),
                      cuda::kMatmulConfigs[config].tile_m * m_tiles - 3);
         MatmulCase test = plain_matmul_case(rng, kind, size);
         repeat_rows(test, rng, 8);

@@ -208,10 +208,15 @@ const Row kRows[] = {
     {awq, kBf16, 9, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {awq, kBf16, 1, sized(2048, 512), kDense, kDense, kDense, kFused, kFused, kDense},
     {awq, kBf16, 1, sized(2048, 256), kDense, kFused, kFused, kFused, kFused, kFused},
-    // The gradient.
-    {gradient, kBf16, 16, {}, kDense, kDense, kDense, kFused, kFused, kDense},
-    {gradient, kBf16, 16, with(&Shape::codebook), kDense, kDense, kDense, kDense, kDense, kDense},
-    {gradient, kFp16, 17, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    // The gradient: up to a limit by multistage kernels, where there is no wgmma.
+    {gradient, kBf16, 1, {}, kDense, kFused, kFused, kFused, kFused, kFused},
+    {gradient, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kFused},
+    {gradient, kBf16, 16, with(&Shape::codebook), kDense, kFused, kFused, kDense, kFused, kFused},
+    {gradient, kFp16, 17, {}, kDense, kFused, kFused, kFused, kDense, kFused},
+    {gradient, kFp16, 128, {}, kDense, kFused, kFused, kFused, kDense, kFused},
+    {gradient, kFp16, 129, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kBf16, 128, ranks(17), kDense, kFused, kFused, kFused, kDense, kFused},
+    {gradient, kBf16, 64, sized(4100, 4096), kDense, kDense, kDense, kFused, kDense, kDense},
     {gradient, kBf16, 1024, {}, kDense, kDense, kDense, kFused, kDense, kDense},
     {gradient, kBf16, 1025, {}, kDense, kDense, kDense, kDense, kDense, kDense},
     {gradient, kFp32, 16, {}, kDense, kDense, kDense, kDense, kDense, kDense},
@@ -246,7 +251,9 @@ nf4_path expected(const Row &row, const Gpu &gpu) {
   // those of a B200.
   const char *const family = nf4::cuda::family_for(gpu.compute_capability)->name;
   if (gpu.compute_capability == kB200.compute_capability && std::strcmp(family, "sm80") == 0)
-    return row.ask == experts || row.ask == forward || row.ask == gptq ? row.b200 : row.a100;
+    return row.ask == experts || row.ask == forward || row.ask == gptq || row.ask == gradient
+               ? row.b200
+               : row.a100;
   if (gpu.compute_capability == kRtx5090.compute_capability && std::strcmp(family, "sm80") == 0)
     return row.l4;
   switch (gpu.compute_capability) {

@@ -104,7 +104,7 @@ cudaError_t load_family_kernels(const GpuFamily &family, const Device &device,
                                 const Weight &weight) {
   cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
   if (error == cudaSuccess) error = allow_skinny(family, device);
-  return error == cudaSuccess ? load_multistage_kernels(family, device, weight) : error;
+  return error == cudaSuccess ? load_multistage_kernels<Weight>(family, device) : error;
 }
 
 const void *experts_mma_kernel(const GroupedKernels &kernels, const GroupedProblem &problem) {

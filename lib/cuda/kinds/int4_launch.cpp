@@ -63,7 +63,7 @@ cudaError_t load_family_kernels(const GpuFamily &family, const Device &device,
                                 const Int4Weight &weight) {
   cudaError_t error = load_kernels(kernels_of<Int4MatmulKernels>(family));
   if (error == cudaSuccess) error = allow_skinny(family, device);
-  return error == cudaSuccess ? load_multistage_kernels(family, device, weight) : error;
+  return error == cudaSuccess ? load_multistage_kernels<Int4Weight>(family, device) : error;
 }
 
 const void *experts_mma_kernel(const GroupedKernels &kernels, const Int4GroupedProblem &problem) {

@@ -4,6 +4,7 @@
 
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul_grad/skinny_smem.hpp"
 #include "cuda/matmul_grouped/choose.hpp"
@@ -55,6 +56,13 @@ bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int co
   return weight.codebook == nullptr && weight.rows % kStepK == 0 && weight.blocksize() >= kStepK &&
          weight.blocks <= std::numeric_limits<int>::max() - kTileK * weight.rows &&
          wgmma_sizes_can_run(problem, gpu, config);
+}
+
+// Columns are whole K-tiles, since copies of dY do not end within one. Numbers of blocks have 31
+// bits.
+bool suits_multistage(const TransposedWeight &weight) {
+  return weight.cols % kMultistageTileK == 0 &&
+         weight.blocks <= std::numeric_limits<int>::max() - kTileK * weight.rows;
 }
 
 // ---- Experts --------------------------------------------------------------------------------

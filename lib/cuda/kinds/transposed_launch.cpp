@@ -1,6 +1,7 @@
 // Launches of the gradient: products of W^T, for a weight with a codebook.
 #include "cuda/matmul/launch.hpp"
 #include "cuda/matmul/mma/launch.hpp"
+#include "cuda/matmul/multistage/launch.hpp"
 #include "cuda/matmul/wgmma/launch.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul_grad/kernels.hpp"
@@ -32,10 +33,18 @@ cudaError_t run_skinny(const MatmulTarget &target, const GradProblem &problem,
   return launch_grad_skinny(target, problem, args, config);
 }
 
+cudaError_t run_multistage(const MatmulTarget &target, const GradProblem &problem,
+                           const MatmulArgs &args, int config) {
+  return launch_multistage(target, problem, args,
+                           decode_args(problem.weight, problem.dtype, kMatmulConfigs[config]),
+                           config);
+}
+
 cudaError_t load_family_kernels(const GpuFamily &family, const Device &device,
                                 const TransposedWeight &) {
-  const cudaError_t error = load_kernels(kernels_of<GradKernels>(family));
-  return error == cudaSuccess ? allow_grad_skinny(family, device) : error;
+  cudaError_t error = load_kernels(kernels_of<GradKernels>(family));
+  if (error == cudaSuccess) error = allow_grad_skinny(family, device);
+  return error == cudaSuccess ? load_multistage_kernels<TransposedWeight>(family, device) : error;
 }
 
 const void *experts_mma_kernel(const GroupedKernels &kernels, const GroupedGradProblem &problem) {

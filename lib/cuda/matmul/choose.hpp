@@ -63,16 +63,18 @@ bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int 
 bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
 
-// Returns whether the layout suits the multistage kernels.
-constexpr bool multistage_layout_can_run(const Weight &) { return true; }
-constexpr bool multistage_layout_can_run(const TransposedWeight &) { return false; }
-bool multistage_layout_can_run(const Int4Weight &weight);
+// Whether the weight suits the multistage kernels, beside its sizes.
+constexpr bool suits_multistage(const Weight &) { return true; }
+bool suits_multistage(const TransposedWeight &weight);
+bool suits_multistage(const Int4Weight &weight);
 
 // Whether the multistage kernels are faster than the configuration that choose_skinny() returned.
 constexpr bool multistage_is_faster(const MatmulProblem &, const GpuFacts &, int config) {
   return config == kMma64x64;
 }
-constexpr bool multistage_is_faster(const GradProblem &, const GpuFacts &, int) { return false; }
+constexpr bool multistage_is_faster(const GradProblem &, const GpuFacts &, int config) {
+  return config == kMma64x64;
+}
 bool multistage_is_faster(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 
 // The estimated cycles of kSkinny16; wgmma is chosen only below skinny16_margin times them.
@@ -109,7 +111,7 @@ bool wgmma_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int c
 template <class W>
 bool multistage_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   return multistage_sizes_can_run(size_of(problem), gpu, config) &&
-         multistage_layout_can_run(problem.weight) && is_multiple(problem.weight.packed, 16) &&
+         suits_multistage(problem.weight) && is_multiple(problem.weight.packed, 16) &&
          has_x_vectors(problem);
 }
 

@@ -78,10 +78,10 @@ inline constexpr MatmulConfig kConfigs[] = {
     {"wgmma_32x256_stream_k", kWgmma, 32, 256, kSums, kStreamK, kCodebook | kInt4, kNone},
     {"wgmma_64x128_stream_k", kWgmma, 64, 128, kSums, kStreamK, kAllKinds, kNone},
     {"wgmma_16x256_stream_k", kWgmma, 16, 256, kSums, kStreamK, kCodebook | kInt4, kNone},
-    {"multistage_16x256", kMultistage, 16, 256, kSums, kStreamK, kCodebook | kInt4, kCodebook},
-    {"multistage_32x256", kMultistage, 32, 256, kSums, kStreamK, kCodebook | kInt4, kCodebook},
-    {"multistage_64x256", kMultistage, 64, 256, kSums, kStreamK, kCodebook | kInt4, kCodebook},
-    {"multistage_128x256", kMultistage, 128, 256, kWeights, kStreamK, kCodebook | kInt4, kCodebook},
+    {"multistage_16x256", kMultistage, 16, 256, kSums, kStreamK, kAllKinds, kCodebook},
+    {"multistage_32x256", kMultistage, 32, 256, kSums, kStreamK, kAllKinds, kCodebook},
+    {"multistage_64x256", kMultistage, 64, 256, kSums, kStreamK, kAllKinds, kCodebook},
+    {"multistage_128x256", kMultistage, 128, 256, kWeights, kStreamK, kAllKinds, kCodebook},
 };
 // clang-format on
 

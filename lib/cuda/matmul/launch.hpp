@@ -34,9 +34,6 @@ template <class W>
 constexpr bool kTakesLora = !std::is_same_v<W, Int4Weight>;
 template <class W>
 constexpr bool kHasSkinnyBatch = std::is_same_v<W, Weight>;
-// Whether there are multistage kernels of the kind.
-template <class W>
-constexpr bool kHasMultistage = !std::is_same_v<W, TransposedWeight>;
 
 // The columns of the weight as it is stored.
 constexpr int64_t stored_cols(const Weight &weight) { return weight.cols; }
@@ -93,6 +90,8 @@ cudaError_t run_multistage(const MatmulTarget &target, const MatmulProblem &prob
                            const MatmulArgs &args, int config);
 cudaError_t run_multistage(const MatmulTarget &target, const Int4MatmulProblem &problem,
                            const Int4MatmulArgs &args, int config);
+cudaError_t run_multistage(const MatmulTarget &target, const GradProblem &problem,
+                           const MatmulArgs &args, int config);
 
 // The kernel of a skinny configuration for several weights in one launch; NULL if there is none.
 const void *batch_kernel_for(const MatmulTarget &target, const MatmulProblem &problem, int config);

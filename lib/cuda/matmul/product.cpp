@@ -137,8 +137,7 @@ cudaError_t launch_one(const MatmulTarget &target, const MatmulProblemOf<W> &giv
     case MatmulKernel::kSkinny:
       return run_skinny(target, problem, args, choice.config);
     case MatmulKernel::kMultistage:
-      if constexpr (kHasMultistage<W>) return run_multistage(target, problem, args, choice.config);
-      break;
+      return run_multistage(target, problem, args, choice.config);
     case MatmulKernel::kMma:
       break;
   }
@@ -286,6 +285,7 @@ bool matmul_has(const GpuFamily &family, int config, int compute_capability) {
 bool matmul_grad_has(const GpuFamily &family, int config, int compute_capability) {
   if (!has_kernel(WeightKind::kTransposed, config)) return false;
   if (is_wgmma(config)) return has_wgmma(family, compute_capability);
+  if (is_multistage(config)) return family.tensor_cores;
   return is_mma(config) || family.tensor_maps;
 }
 

@@ -96,31 +96,41 @@ using DecodeOf = std::conditional_t<On == ScaleOn::kSums, DecodeEntries<T>, Deco
 // while the next two are in flight.
 class RowScales {
  public:
-  __device__ __forceinline__ RowScales(const MultistageArgs &args, const uint8_t *shared,
-                                       float factor, int64_t row, int k_tile)
+  using OfTile = float[4];  // the lane's four rows have these in a K-tile
+  static constexpr bool kThroughSharedMemory = false;
+
+  // `first_row` is the CTA tile's.
+  __device__ __forceinline__ RowScales(const MultistageArgs &args, const uint8_t *tables,
+                                       int64_t first_row, int k_tile)
       : args_(args),
-        table_(reinterpret_cast<const float *>(shared + kMultistageLutBytes)),
-        factor_(factor),
+        table_(reinterpret_cast<const float *>(tables + kMultistageLutBytes)),
         k_tile_(k_tile) {
     // Past the last row of the weight are copies of it.
-    first_ = min(row, args.matmul.weight.rows - 1) * args.matmul.weight.cols;
+    first_ = min(first_row + threadIdx.x, args.matmul.weight.rows - 1) * args.matmul.weight.cols;
     load(k_tile / 2);
   }
+
   // Waits for the first scales.
   __device__ __forceinline__ void begin() {
     finish();
     load(k_tile_ / 2 + 1);
   }
 
-  // Returns the scale of the next K-tile.
-  __device__ __forceinline__ float next() {
-    const float scale = k_tile_ % 2 == 0 ? scales_.x : scales_.y;
+  // Goes on to the next K-tile, whose scale is multiplied by the factor.
+  __device__ __forceinline__ void next(float factor) {
+    own_ = (k_tile_ % 2 == 0 ? scales_.x : scales_.y) * factor;
     ++k_tile_;
     if (k_tile_ % 2 == 0) {
       finish();
       load(k_tile_ / 2 + 1);
     }
-    return scale * factor_;
+  }
+
+  // Gets the scales of the K-tile from the lanes that have them.
+  __device__ __forceinline__ void share(OfTile &of_row) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      of_row[i] = __shfl_sync(0xffffffffu, own_, threadIdx.x % 32 / 4 * 4 + i);
   }
 
  private:
@@ -166,9 +176,9 @@ class RowScales {
 
   const MultistageArgs &args_;
   const float *const table_;
-  const float factor_;
   int64_t first_;  // element of the row
   int k_tile_;
+  float own_;        // of the K-tile
   float2 scales_;    // of the present two K-tiles
   float2 absmax_{};  // of the next two: what finish() needs
   uint32_t codes_ = 0;
@@ -184,9 +194,7 @@ class CodebookWeight {
   using Arch = Arch_;
   using Args = MultistageArgs;
   using Scales = RowScales;
-  using Scale = float;
   using Element = T;
-  using Pair = typename Decode::Entry;
   static constexpr WeightKind kKind = WeightKind::kCodebook;
   static constexpr ScaleOn kScaleOn = On;
   static_assert(Lut::kBytes == kMultistageLutBytes);
@@ -206,23 +214,26 @@ class CodebookWeight {
 
   __device__ __forceinline__ CodebookWeight(const Args &, const uint8_t *shared) : lut_(shared) {}
 
-  // Sends the scales of the lane's four rows from the lanes that have them.
-  static __device__ __forceinline__ void broadcast(float own, float (&of_row)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      of_row[i] = __shfl_sync(0xffffffffu, own, threadIdx.x % 32 / 4 * 4 + i);
-  }
-  static __device__ __forceinline__ float factor(float scale) { return scale; }
+  // This is looked up for two k-steps.
+  struct Looked {
+    typename Decode::Entry pairs[16];
+  };
 
   // Looks up two weights, the step-th of the 16 pairs that the lane has in four rows and eight
   // columns: those of word `half` of row step / 4.
   template <int Half>
-  __device__ __forceinline__ Pair start_decode(const Words &words, int step) const {
-    return lut_.pair(words.word<Half>(step / 4), step % 4);
+  __device__ __forceinline__ void look_up(Looked &to, const Words &words, const Scales::OfTile &,
+                                          int step) const {
+    to.pairs[step] = lut_.pair(words.word<Half>(step / 4), step % 4);
   }
-  static __device__ __forceinline__ uint32_t finish_decode(int, Pair pair, float scale) {
-    return Decode::weights(pair, scale);
+
+  // Makes the fragment of byte step % 4 of row step / 4.
+  static __device__ __forceinline__ void decode(uint32_t (&a)[2][2][4], const Looked &from,
+                                                const Scales::OfTile &scale, int step) {
+    const int row = step / 4, byte = step % 4;
+    a[byte / 2][row / 2][row % 2 + byte % 2 * 2] = Decode::weights(from.pairs[step], scale[row]);
   }
+  static __device__ __forceinline__ float factor(float scale) { return scale; }
 
   // Adds what the sums of a tile of y lack.
   template <int MTiles>

@@ -19,24 +19,29 @@ namespace {
 
 // The scale and the zero point of this lane's own row. Those of a group are finished while the next
 // group's are in flight. A K-tile lies in one group.
-template <class T, ScaleOn On, nf4_int4_layout Layout>
+template <class T, ScaleOn On, class Layout>
 class GroupScales {
-  static constexpr bool kByRows = Layout == NF4_INT4_COMPRESSED_TENSORS;  // [n][group]
+  static constexpr nf4_int4_layout kLayout = Layout::kLayout;
+  static constexpr bool kByRows = kLayout == NF4_INT4_COMPRESSED_TENSORS;  // [n][group]
 
  public:
-  __device__ __forceinline__ GroupScales(const Int4MultistageArgs &args, const uint8_t *, float,
-                                         int64_t row, int k_tile)
+  using OfTile = Int4Scale[4];  // the lane's four rows have these in a K-tile
+  static constexpr bool kThroughSharedMemory = false;
+
+  // `first_row` is the CTA tile's.
+  __device__ __forceinline__ GroupScales(const Int4MultistageArgs &args, const uint8_t *,
+                                         int64_t first_row, int k_tile)
       : args_(args) {
     const Int4View &weight = args.matmul.weight;
     // Past the last row of the weight are copies of it.
-    row = min(row, weight.rows - 1);
+    const int64_t row = min(first_row + threadIdx.x, weight.rows - 1);
     const int group = k_tile / args.group_tiles;
     left_ = (group + 1) * args.group_tiles - k_tile;
     groups_ = static_cast<int>(weight.groups) - group;
-    const Int4Place zero = int4_zero(Layout, weight.rows, weight.groups, row, group);
+    const Int4Place zero = int4_zero(kLayout, weight.rows, weight.groups, row, group);
     zeros_ = weight.zeros + zero.word;
     zero_shift_ = zero.shift;
-    scales_ = weight.scales + int4_scale(Layout, weight.rows, weight.groups, row, group);
+    scales_ = weight.scales + int4_scale(kLayout, weight.rows, weight.groups, row, group);
     load();
   }
   // Waits for the first scales.
@@ -45,15 +50,23 @@ class GroupScales {
     load();
   }
 
-  // Returns those of the next K-tile.
-  __device__ __forceinline__ Int4Scale next() {
+  // Goes on to the next K-tile.
+  __device__ __forceinline__ void next(float) {
     if (left_ == 0) {
       left_ = args_.group_tiles;
       finish();
       load();
     }
     --left_;
-    return present_;
+  }
+
+  // Gets the scales of the K-tile from the lanes that have them.
+  __device__ __forceinline__ void share(OfTile &of_row) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      of_row[i].scale = __shfl_sync(0xffffffffu, present_.scale, Layout::row(i));
+      of_row[i].minus_zero = __shfl_sync(0xffffffffu, present_.minus_zero, Layout::row(i));
+    }
   }
 
  private:
@@ -102,11 +115,9 @@ class MultistageInt4 {
   using Arch = Arch_;
   using Args = Int4MultistageArgs;
   using Element = Type;
-  using Scales = GroupScales<Type, On, Layout::kLayout>;
-  using Scale = Int4Scale;
+  using Scales = GroupScales<Type, On, Layout>;
   using Loader = typename Layout::template Loader<Arch>;
   using Words = typename Layout::Words;
-  using Pair = uint32_t;
   static constexpr WeightKind kKind = WeightKind::kInt4;
   static constexpr ScaleOn kScaleOn = On;
 
@@ -114,25 +125,25 @@ class MultistageInt4 {
 
   __device__ __forceinline__ MultistageInt4(const Args &, const uint8_t *) {}
 
-  // Sends the scales of the lane's four rows from the lanes that have them.
-  static __device__ __forceinline__ void broadcast(Int4Scale own, Int4Scale (&of_row)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      of_row[i].scale = __shfl_sync(0xffffffffu, own.scale, Layout::row(i));
-      of_row[i].minus_zero = __shfl_sync(0xffffffffu, own.minus_zero, Layout::row(i));
-    }
-  }
   static __device__ __forceinline__ float factor(const Int4Scale &scale) {
     return __uint_as_float(scale.scale);
   }
 
+  // The codes of two k-steps, in the bytes where Nibbles finds them.
+  struct Looked {
+    uint32_t codes[16];
+  };
+
   template <int Half>
-  __device__ __forceinline__ uint32_t start_decode(const Words &words, int step) const {
-    return Layout::template start_decode<Half>(words, step / 4, step % 4);
+  __device__ __forceinline__ void look_up(Looked &to, const Words &words,
+                                          const typename Scales::OfTile &, int step) const {
+    to.codes[step] = Layout::template start_decode<Half>(words, step / 4, step % 4);
   }
-  __device__ __forceinline__ uint32_t finish_decode(int step, uint32_t codes,
-                                                    const Int4Scale &scale) const {
-    return decode_(codes, step / 4 % 2, scale);
+  // Makes the fragment of columns 2 (step % 4) and the next one of row step / 4.
+  __device__ __forceinline__ void decode(uint32_t (&a)[2][2][4], const Looked &from,
+                                         const typename Scales::OfTile &of_row, int step) const {
+    const int row = step / 4, pair = step % 4;
+    a[pair / 2][row / 2][row % 2 + pair % 2 * 2] = decode_(from.codes[step], row % 2, of_row[row]);
   }
 
   template <int MTiles>

@@ -7,7 +7,8 @@
 // look-ups in a table of pairs (codebook.cuh) or by arithmetic (int4.cuh), as operand A of
 // mma.m16n8k16, and loads x as operand B. CTAs share the tiles that do not fill the last wave
 // (stream-K), and add partial sums in the order of the CTAs. With many rows of x the bound is
-// latency: each scheduler has two warps, and a warp waits for its own decoding.
+// latency: each scheduler has two warps, and a warp waits for its own decoding. transposed.cuh has
+// the weight of the gradient, for which x is dY.
 // docs/design/matmul-multistage.md has the cycle counts and experiments.
 #pragma once
 

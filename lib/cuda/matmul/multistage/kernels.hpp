@@ -22,4 +22,12 @@ struct Int4MultistageKernels {
   static Int4MultistageKernels make();
 };
 
+// For the gradient; args: MultistageArgs.
+struct GradMultistageKernels {
+  const void *of[2][kMultistageCount];  // as above, of weights with a codebook
+
+  template <class Arch>
+  static GradMultistageKernels make();
+};
+
 }  // namespace nf4::cuda

@@ -14,15 +14,22 @@
 namespace nf4::cuda {
 namespace {
 
-template <class Kernels>
-cudaError_t allow_multistage(const GpuFamily &family, const Device &device) {
-  return allow_shared_memory<&Kernels::of>(family, device);
-}
+template <class W>
+struct KernelsOf {
+  using Type = MultistageKernels;
+};
+template <>
+struct KernelsOf<TransposedWeight> {
+  using Type = GradMultistageKernels;
+};
+template <>
+struct KernelsOf<Int4Weight> {
+  using Type = Int4MultistageKernels;
+};
 
-template <class Kernels>
-cudaError_t load(const GpuFamily &family, const Device &device) {
-  const cudaError_t error = load_kernels(kernels_of<Kernels>(family));
-  return error == cudaSuccess ? allow_multistage<Kernels>(family, device) : error;
+template <class W>
+cudaError_t allow_multistage(const GpuFamily &family, const Device &device) {
+  return allow_shared_memory<&KernelsOf<W>::Type::of>(family, device);
 }
 
 // Fills in what all kinds of weight have in common, and launches the kernel.
@@ -53,23 +60,21 @@ bool has_scale_pairs(const Weight &weight) {
          (!weight.nested() || weight.nested_blocksize_log2 >= 1);
 }
 
-cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device, const Weight &) {
-  return load<MultistageKernels>(family, device);
-}
-cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device,
-                                    const Int4Weight &) {
-  return load<Int4MultistageKernels>(family, device);
+template <class W>
+cudaError_t load_multistage_kernels(const GpuFamily &family, const Device &device) {
+  const cudaError_t error = load_kernels(kernels_of<typename KernelsOf<W>::Type>(family));
+  return error == cudaSuccess ? allow_multistage<W>(family, device) : error;
 }
 
-cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblem &problem,
+template <class W>
+cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
                               const MatmulArgs &matmul, const LutCodebook &codebook, int config) {
-  if (const cudaError_t error = allow_multistage<MultistageKernels>(*target.family, target.device))
-    return error;
+  if (const cudaError_t error = allow_multistage<W>(*target.family, target.device)) return error;
   MultistageArgs args{};
   args.matmul = matmul;
   args.decode = codebook;
   args.scale_pairs = has_scale_pairs(problem.weight);
-  const auto &kernels = kernels_of<MultistageKernels>(*target.family).of;
+  const auto &kernels = kernels_of<typename KernelsOf<W>::Type>(*target.family).of;
   return launch_kernel(target, problem,
                        kernels[problem.dtype - NF4_DTYPE_FP16][config - kFirstMultistage], config,
                        args);
@@ -77,8 +82,7 @@ cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblem &p
 
 cudaError_t launch_multistage(const MatmulTarget &target, const Int4MatmulProblem &problem,
                               const Int4MatmulArgs &matmul, int config) {
-  if (const cudaError_t error =
-          allow_multistage<Int4MultistageKernels>(*target.family, target.device))
+  if (const cudaError_t error = allow_multistage<Int4Weight>(*target.family, target.device))
     return error;
   const Int4Weight &weight = problem.weight;
   Int4MultistageArgs args{};
@@ -90,5 +94,13 @@ cudaError_t launch_multistage(const MatmulTarget &target, const Int4MatmulProble
                               [config - kFirstMultistage],
                        config, args);
 }
+
+template cudaError_t load_multistage_kernels<Weight>(const GpuFamily &, const Device &);
+template cudaError_t load_multistage_kernels<TransposedWeight>(const GpuFamily &, const Device &);
+template cudaError_t load_multistage_kernels<Int4Weight>(const GpuFamily &, const Device &);
+template cudaError_t launch_multistage(const MatmulTarget &, const MatmulProblem &,
+                                       const MatmulArgs &, const LutCodebook &, int);
+template cudaError_t launch_multistage(const MatmulTarget &, const GradProblem &,
+                                       const MatmulArgs &, const LutCodebook &, int);
 
 }  // namespace nf4::cuda

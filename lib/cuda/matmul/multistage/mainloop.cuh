@@ -19,7 +19,8 @@
 namespace nf4::cuda {
 namespace {
 
-// Weight: the copies and the decoding of a kind of weight.
+// Weight has the copies, the scales and the decoding of a kind of weight. Its Looked holds what
+// look_up() finds in a step, until decode() makes fragments of it.
 template <class Weight, int TileM>
 class MultistageMainloop {
  public:
@@ -28,7 +29,6 @@ class MultistageMainloop {
   using Args = typename Weight::Args;
   using Loader = typename Weight::Loader;
   using Scales = typename Weight::Scales;
-  using Scale = typename Weight::Scale;  // of a row and K-tile
   static constexpr bool kOnSums = Weight::kScaleOn == ScaleOn::kSums;
   static constexpr int kMTiles = TileM / 8;
   static constexpr int kXStageBytes = XLoader<Arch, TileM>::kBytes;
@@ -42,7 +42,7 @@ class MultistageMainloop {
   __device__ __forceinline__ MultistageMainloop(const Args &args, uint8_t *shared, float factor)
       : args_(args),
         weight_(args, shared),
-        shared_(shared),
+        tables_(shared),
         x_stages_(shared + multistage_table_bytes(Weight::kKind)),
         weight_stages_(x_stages_ + kStages * kXStageBytes),
         factor_(factor) {}
@@ -54,7 +54,7 @@ class MultistageMainloop {
     using X = XLoader<Arch, TileM, RowsOfX>;
     X x(rows_of_x);
     Loader weight(args_, first_n, k_tile);
-    Scales scales(args_, shared_, factor_, first_n + threadIdx.x, k_tile);
+    Scales scales(args_, tables_, first_n, k_tile);
 #pragma unroll
     for (auto &rows : sums)
 #pragma unroll
@@ -71,19 +71,20 @@ class MultistageMainloop {
              weight_stages_ + i * kMultistageWeightBytes, i + X::kHeld < left);
     }
     scales.begin();
+    scales.next(factor_);
     wait_copies<kStages - 2>();
     __syncthreads();
-    Scale own = scales.next();
-    Scale of_row[4];
-    Weight::broadcast(own, of_row);
+    typename Scales::OfTile of_tile;
+    scales.share(of_tile);
     typename Weight::Words words;
     weight.load(words, weight_stages_, left > 1);
     uint32_t a[2][2][2][4];  // [half][k-step][rows 16 i][fragment]
+    typename Weight::Looked looked;
 #pragma unroll
-    for (int step = 0; step < kPairs; ++step)
-      set_fragment(a[0], step,
-                   weight_.finish_decode(step, weight_.template start_decode<0>(words, step),
-                                         of_row[step / 4]));
+    for (int step = 0; step < kSteps; ++step) {
+      weight_.template look_up<0>(looked, words, of_tile, step);
+      weight_.decode(a[0], looked, of_tile, step);
+    }
 
     int x_stage = x_lane_offset();
     uint4 b[kAhead];
@@ -94,12 +95,15 @@ class MultistageMainloop {
       uint8_t *const x_to = x_stages_ + load_stage * kXStageBytes;
       load_stage = stage;
       stage = stage + 1 == kStages ? 0 : stage + 1;
-      own = scales.next();
-      const Scale scale[4] = {of_row[0], of_row[1], of_row[2], of_row[3]};
+      scales.next(factor_);
+      float scale[4] = {};
+      if constexpr (kOnSums)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scale[i] = Weight::factor(of_tile[i]);
       float accumulators[kOnSums ? 2 : 1][kOnSums ? kMTiles : 1][4] = {};
       auto &products = pick(accumulators, sums);
-      multiply<0>(b, x_stage, x_stage ^ 16, a[0], products, words, of_row, a[1], [](int) {});
-      Weight::broadcast(own, of_row);
+      multiply<0>(b, x_stage, x_stage ^ 16, a[0], products, words, of_tile, a[1], [](int) {});
+      if constexpr (!Scales::kThroughSharedMemory) scales.share(of_tile);
 
       wait_copies<kStages - 3>();
       __syncthreads();  // the next K-tile is there, and the stage of x before this one is free
@@ -107,10 +111,11 @@ class MultistageMainloop {
       uint8_t *const weight_to = weight_stages_ + weight_stage * kMultistageWeightBytes;
       weight_stage = weight_stage + 1 == kWeightStages ? 0 : weight_stage + 1;
       weight.load(words, weight_stages_ + weight_stage * kMultistageWeightBytes, left > 2);
+      if constexpr (Scales::kThroughSharedMemory) scales.share(of_tile);
       const bool more = left >= kStages + X::kHeld;
       const int x_half = x_stage ^ 16;
       x_stage = stage * kXStageBytes + x_lane_offset();
-      multiply<1>(b, x_half, x_stage, a[1], products, words, of_row, a[0],
+      multiply<1>(b, x_half, x_stage, a[1], products, words, of_tile, a[0],
                   [&](int piece) { copy(piece, x, weight, x_to, weight_to, more); });
       if constexpr (kOnSums) {
 #pragma unroll
@@ -119,8 +124,7 @@ class MultistageMainloop {
           for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-              sums[f][m][j] = __fmaf_rn(Weight::factor(scale[f * 2 + j / 2]), accumulators[f][m][j],
-                                        sums[f][m][j]);
+              sums[f][m][j] = __fmaf_rn(scale[f * 2 + j / 2], accumulators[f][m][j], sums[f][m][j]);
       }
     }
     wait_copies<0>();
@@ -128,7 +132,7 @@ class MultistageMainloop {
   }
 
  private:
-  static constexpr int kPairs = 16;  // that a lane looks up for two k-steps
+  static constexpr int kSteps = 16;  // a lane decodes two k-steps in so many
   // Chunks of x in registers before they are multiplied.
   static constexpr int kAhead = kMTiles < 2 ? kMTiles : 2;
   static constexpr int kFence = 2;  // tiles of 8 rows of x
@@ -141,13 +145,6 @@ class MultistageMainloop {
       return accumulators;
     else
       return sums;
-  }
-
-  // The place of a pair: byte step % 4 of row step / 4.
-  static __device__ __forceinline__ void set_fragment(uint32_t (&a)[2][2][4], int step,
-                                                      uint32_t weights) {
-    const int row = step / 4, byte = step % 4;
-    a[byte / 2][row / 2][row % 2 + byte % 2 * 2] = weights;
   }
 
   template <class X>
@@ -167,10 +164,11 @@ class MultistageMainloop {
     if constexpr (Arch::kTensorCores) cp_async_wait<Pending>();
   }
 
-  // After the products of which 8 rows of x a pair is looked up. It is decoded after the next ones.
+  // Returns after the products of which 8 rows of x a step looks up. It decodes after the next
+  // ones.
   static constexpr __device__ int look_up_at(int step) {
-    constexpr int kSteps = kMTiles > 2 ? kMTiles - 1 : 1;
-    return step * kSteps / kPairs;
+    constexpr int kPlaces = kMTiles > 2 ? kMTiles - 1 : 1;
+    return step * kPlaces / kSteps;
   }
 
   // The chunk of row 8 m + lane / 4 of x, from an offset in the stages.
@@ -188,9 +186,9 @@ class MultistageMainloop {
   __device__ __forceinline__ void multiply(uint4 (&b)[kAhead], int x, int next_x,
                                            const uint32_t (&a)[2][2][4], Sums &sums,
                                            const typename Weight::Words &words,
-                                           const Scale (&scale)[4], uint32_t (&next_a)[2][2][4],
-                                           Copy copy) const {
-    typename Weight::Pair pairs[kPairs];
+                                           const typename Scales::OfTile &of_tile,
+                                           uint32_t (&next_a)[2][2][4], Copy copy) const {
+    typename Weight::Looked looked;
 #pragma unroll
     for (int first = 0; first < kMTiles; first += kAhead) {
       // A product that adds to the sums of another one comes as late as registers allow.
@@ -208,13 +206,12 @@ class MultistageMainloop {
             m + kAhead < kMTiles ? load(x, m + kAhead) : load(next_x, m + kAhead - kMTiles);
         // Bounds that the compiler knows at once keep the arrays in registers.
 #pragma unroll
-        for (int step = 0; step < kPairs; ++step) {
+        for (int step = 0; step < kSteps; ++step) {
           if (kMTiles > 1 && look_up_at(step) == m - 1)
-            set_fragment(next_a, step, weight_.finish_decode(step, pairs[step], scale[step / 4]));
+            weight_.decode(next_a, looked, of_tile, step);
           if (look_up_at(step) == m)
-            pairs[step] = weight_.template start_decode<1 - Half>(words, step);
-          if (kMTiles == 1)
-            set_fragment(next_a, step, weight_.finish_decode(step, pairs[step], scale[step / 4]));
+            weight_.template look_up<1 - Half>(looked, words, of_tile, step);
+          if (kMTiles == 1) weight_.decode(next_a, looked, of_tile, step);
         }
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece)
@@ -226,7 +223,7 @@ class MultistageMainloop {
 
   const Args &args_;
   const Weight weight_;
-  uint8_t *const shared_;
+  uint8_t *const tables_;
   uint8_t *const x_stages_;
   uint8_t *const weight_stages_;
   const float factor_;

@@ -24,10 +24,14 @@ constexpr int kMultistageMinKTiles = 8;  // of a CTA, where CTAs share tiles
 // nested_code; integers have none.
 constexpr int kMultistageLutBytes = 32 << 10;
 constexpr int kMultistageCodeBytes = 1024;
+// The gradient's scales of two K-tiles, behind nested_code: one for each column and 64 rows.
+constexpr int kMultistageColumnScaleBytes = 2 * kMultistageTileN * 4;
 constexpr int kMultistageXRowBytes = kMultistageTileK * 2;
 constexpr int kMultistageWeightBytes = kMultistageTileN * kMultistageTileK / 2;
 constexpr NF4_HOST_DEVICE int multistage_table_bytes(WeightKind kind) {
-  return kind == WeightKind::kCodebook ? kMultistageLutBytes + kMultistageCodeBytes : 0;
+  if (kind == WeightKind::kInt4) return 0;
+  return kMultistageLutBytes + kMultistageCodeBytes +
+         (kind == WeightKind::kTransposed ? kMultistageColumnScaleBytes : 0);
 }
 
 // The stages of x: with cp.async as many as fit 99 KiB, the least shared memory of a CTA from
@@ -44,16 +48,17 @@ constexpr NF4_HOST_DEVICE int multistage_smem_bytes(WeightKind kind, int tile_m,
   return multistage_table_bytes(kind) + stages * tile_m * kMultistageXRowBytes +
          (async_copies ? stages - 1 : 0) * kMultistageWeightBytes;
 }
-// Whether there is a kernel for such tiles. Turing GPUs have 64 KiB for a CTA, and no kernels of
-// integers.
+// Whether there is a kernel for such tiles. Turing GPUs have 64 KiB for a CTA, and kernels of
+// codebooks alone.
 constexpr bool has_multistage_tile(WeightKind kind, int tile_m, bool async_copies) {
-  return async_copies ||
-         (kind == WeightKind::kCodebook && multistage_smem_bytes(kind, tile_m, false) <= 64 << 10);
+  if (async_copies) return true;
+  return kind == WeightKind::kCodebook && multistage_smem_bytes(kind, tile_m, false) <= 64 << 10;
 }
 
 constexpr bool multistage_configs_fit() {
   for (int i = kFirstMultistage; i < kMatmulConfigCount; ++i)
-    for (const WeightKind kind : {WeightKind::kCodebook, WeightKind::kInt4})
+    for (const WeightKind kind :
+         {WeightKind::kCodebook, WeightKind::kInt4, WeightKind::kTransposed})
       if (kMatmulConfigs[i].tile_n != kMultistageTileN ||
           multistage_smem_bytes(kind, kMatmulConfigs[i].tile_m, true) > 99 << 10)
         return false;
