@@ -25,6 +25,10 @@ void matmul(CallBuilder &calls) {
   calls.matmul(kDtype, kSize, true, m, 0, false);
 }
 template <int64_t m>
+void fp16_matmul(CallBuilder &calls) {
+  calls.matmul(NF4_DTYPE_FP16, kSize, true, m, 0, false);
+}
+template <int64_t m>
 void gradient(CallBuilder &calls) {
   calls.matmul(kDtype, kSize, true, m, 0, true);
 }
@@ -102,7 +106,12 @@ constexpr Row kRows[] = {
     {kRtx5090, "sm80", matmul<300>, "matmul_multistage"},
     {kRtx5090, "sm80", gradient<300>, "matmul_multistage"},
     {kRtx5090, "sm80", int4<NF4_INT4_GPTQ, 1>, "int4_matmul_skinny"},
+    // Its tensor cores multiply fp16 alone.
     {kT4, "sm75", matmul<1>, "matmul_mma"},
+    {kT4, "sm75", fp16_matmul<1>, "matmul_skinny"},
+    {kT4, "sm75", fp16_matmul<300>, "matmul_multistage"},
+    {kT4, "sm75", int4<NF4_INT4_GPTQ, 300>, "matmul_mma"},
+    {kT4, "sm75", gradient<300>, "matmul_mma"},
 };
 
 }  // namespace

@@ -171,7 +171,7 @@ struct Row {
 
 const Row kRows[] = {
     // Few rows of x by skinny kernels; more by wgmma, or by multistage kernels up to a limit.
-    {forward, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused, kFused},
+    {forward, kFp16, 1, {}, kFused, kFused, kFused, kFused, kFused, kFused},
     {forward, kBf16, 8, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {forward, kBf16, 9, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {forward, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kFused},
@@ -239,6 +239,7 @@ const Row kRows[] = {
     {experts, kBf16, 4096, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {experts, kBf16, 4224, {}, kDense, kFused, kFused, kFused, kDense, kFused},
     {experts, kBf16, 32768, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {experts, kFp16, 4096, {}, kFused, kFused, kFused, kFused, kFused, kFused},
     {experts, kFp32, 8, {}, kDense, kDense, kDense, kDense, kDense, kDense},
     {experts_gradient, kBf16, 512, {}, kFused, kFused, kFused, kFused, kFused, kFused},
     {experts_gradient, kBf16, 32768, {}, kDense, kDense, kDense, kFused, kDense, kDense},
@@ -322,7 +323,7 @@ TEST_CASE("rows of x that libnf4's kernels take, on each GPU", "[standin]") {
     Rows codes, integers;
   };
   constexpr OfGpu kOfGpus[] = {
-      {kT4, "sm75", {0, 0}, {0, 0}},        {kA100, "sm80", {1, 64}, {1, 64}},
+      {kT4, "sm75", {1, 64}, {0, 0}},       {kA100, "sm80", {1, 64}, {1, 64}},
       {kL4, "sm80", {1, 64}, {1, 64}},      {kH200, "sm90", {1, 4096}, {1, 4096}},
       {kB200, "sm90", {1, 16}, {1, 16}},    {kB200, "sm80", {1, 16}, {1, 16}},
       {kRtx5090, "sm90", {1, 64}, {1, 64}}, {kRtx5090, "sm80", {1, 64}, {1, 64}},

@@ -35,25 +35,34 @@ __device__ __forceinline__ void mma_m16n8k16(__half, float (&d)[4], const uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The same by two mma.m16n8k8, which Turing has for fp16 alone. a[0], a[1] and b0 are the fragments
-// of its columns 0 to 7.
+// Turing has mma.m16n8k8, of fp16 alone: two of them are an mma.m16n8k16, whose a[0], a[1] and b[0]
+// are the fragments of the first.
+__device__ __forceinline__ void mma_m16n8k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
+
+// The instructions of an architecture that make an mma.m16n8k16, and one of them.
+template <class Arch>
+constexpr int kMmaParts = Arch::kTensorCores ? 1 : 2;
 template <class Arch, class T>
-__device__ __forceinline__ void mma_m16n8k16_on(T, float (&d)[4], const uint32_t (&a)[4],
-                                                uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma_part(T, int part, float (&d)[4], const uint32_t (&a)[4],
+                                         uint32_t b0, uint32_t b1) {
   if constexpr (Arch::kTensorCores) {
     mma_m16n8k16(T{}, d, a, b0, b1);
   } else {
     static_assert(std::is_same_v<T, __half>);
-    const auto multiply_half = [&](uint32_t a0, uint32_t a1, uint32_t b) {
-      asm volatile(
-          "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-          "{%0, %1, %2, %3};"
-          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-          : "r"(a0), "r"(a1), "r"(b));
-    };
-    multiply_half(a[0], a[1], b0);
-    multiply_half(a[2], a[3], b1);
+    mma_m16n8k8(d, a[part * 2], a[part * 2 + 1], part == 0 ? b0 : b1);
   }
+}
+template <class Arch, class T>
+__device__ __forceinline__ void mma_m16n8k16_on(T, float (&d)[4], const uint32_t (&a)[4],
+                                                uint32_t b0, uint32_t b1) {
+#pragma unroll
+  for (int part = 0; part < kMmaParts<Arch>; ++part) mma_part<Arch>(T{}, part, d, a, b0, b1);
 }
 
 // Loads four 8 x 8 matrices from shared memory. Lane 8i + j gives the address of 16 bytes, row j of

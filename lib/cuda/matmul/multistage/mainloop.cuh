@@ -195,11 +195,13 @@ class MultistageMainloop {
 #pragma unroll
       for (int k_step = 0; k_step < 2; ++k_step)
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i)
+        for (int part = 0; part < kMmaParts<Arch>; ++part)
 #pragma unroll
-          for (int f = 0; f < 2; ++f)
-            mma_m16n8k16_on<Arch>(T{}, sums[f][first + i], a[k_step][f],
-                                  k_step == 0 ? b[i].x : b[i].z, k_step == 0 ? b[i].y : b[i].w);
+          for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+            for (int f = 0; f < 2; ++f)
+              mma_part<Arch>(T{}, part, sums[f][first + i], a[k_step][f],
+                             k_step == 0 ? b[i].x : b[i].z, k_step == 0 ? b[i].y : b[i].w);
 #pragma unroll
       for (int m = first; m < first + kAhead; ++m) {
         b[m % kAhead] =
