@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_b(const T *x, bool in_bounds, uint32_t *b) 
 }
 
 // D += 8 columns of two rows of the weight times x, for each of MTiles tiles of 8 rows of x.
-template <class Arch, class T, class Pairs, int MTiles>
+template <class T, class Arch = Sm80, class Pairs, int MTiles>
 __device__ __forceinline__ void mma_word(Pairs pairs, uint32_t word, uint32_t word8,
                                          const uint32_t (&x)[MTiles][32], int first,
                                          float (&d)[MTiles][4]) {
@@ -155,10 +155,10 @@ struct WarpMmaM2 {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint4 w = words(tile, i, 0), w8 = words(tile, i, 1);
-      mma_word<Arch, T>(lut, w.x, w8.x, x, i * 16, d[0]);
-      mma_word<Arch, T>(lut, w.y, w8.y, x, i * 16 + 4, d[1]);
-      mma_word<Arch, T>(lut, w.z, w8.z, x, i * 16 + 8, d[0]);
-      mma_word<Arch, T>(lut, w.w, w8.w, x, i * 16 + 12, d[1]);
+      mma_word<T, Arch>(lut, w.x, w8.x, x, i * 16, d[0]);
+      mma_word<T, Arch>(lut, w.y, w8.y, x, i * 16 + 4, d[1]);
+      mma_word<T, Arch>(lut, w.z, w8.z, x, i * 16 + 8, d[0]);
+      mma_word<T, Arch>(lut, w.w, w8.w, x, i * 16 + 12, d[1]);
     }
     const float2 scales = find_scales();
     float sums[4];
@@ -232,8 +232,8 @@ struct WarpMmaM8 {
     for (int block = 0; block < 4; ++block) {
       float d[MTiles][4] = {};
       const uint2 w = words(tile, block, 0), w8 = words(tile, block, 1);
-      mma_word<Arch, T>(lut, w.x, w8.x, x, block * 8, d);
-      mma_word<Arch, T>(lut, w.y, w8.y, x, block * 8 + 4, d);
+      mma_word<T, Arch>(lut, w.x, w8.x, x, block * 8, d);
+      mma_word<T, Arch>(lut, w.y, w8.y, x, block * 8 + 4, d);
       const float scale = __shfl_sync(0xffffffffu, scales.x, block, 4);
       const float scale8 = __shfl_sync(0xffffffffu, scales.y, block, 4);
 #pragma unroll
