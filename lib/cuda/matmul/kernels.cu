@@ -27,7 +27,7 @@ void set_skinny_kernels(MatmulKernels::Skinny &skinny, int dtype, int config) {
 template <class Arch, class T, class Scales, class WarpMma>
 void set_skinny_layouts(MatmulKernels &kernels, int dtype, int config) {
   using Narrow = NarrowMma<WarpMma, kNarrowSkinny>;
-  if constexpr (has_wide_skinny(WarpMma::kMaxM, Arch::kTensorMaps))
+  if constexpr (has_wide_skinny(WarpMma::kMaxM, Arch::kTensorMaps, /*experts=*/false))
     set_skinny_kernels<Arch, T, Scales, WarpMma>(kernels.skinny[kWideSkinny], dtype, config);
   set_skinny_kernels<Arch, T, Scales, Narrow>(kernels.skinny[kNarrowSkinny], dtype, config);
 }

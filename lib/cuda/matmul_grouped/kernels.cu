@@ -16,7 +16,7 @@ namespace {
 template <class Arch, class T, class Scales, class WarpMma>
 void set_skinny(GroupedKernels &kernels, int dtype, int index) {
   using Narrow = NarrowMma<WarpMma, kNarrowSkinny>;
-  if constexpr (has_wide_skinny(WarpMma::kMaxM, Arch::kTensorMaps))
+  if constexpr (has_wide_skinny(WarpMma::kMaxM, Arch::kTensorMaps, /*experts=*/true))
     kernels.skinny[kWideSkinny][dtype][Scales::kNested][index] =
         (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMma>;
   kernels.skinny[kNarrowSkinny][dtype][Scales::kNested][index] =

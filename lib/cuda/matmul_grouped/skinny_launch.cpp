@@ -57,7 +57,7 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const GroupedProbl
   GroupedSkinnyArgs args{};
   args.matmul = experts_args(problem, weight);
   args.codebook = rounded_codebook(args.matmul.weight, problem.dtype);
-  const int layout_index = skinny_layout_index(problem.dtype, max_m, target.gpu);
+  const int layout_index = skinny_layout_index(problem.dtype, max_m, target.gpu, /*experts=*/true);
   const SkinnyLayout &layout = kSkinnyLayouts[layout_index];
   const int64_t ctas = plan_tiles(target, problem, config, layout, args);
   const int smem_bytes = plan_groups(

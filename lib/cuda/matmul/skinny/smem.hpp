@@ -45,17 +45,21 @@ constexpr SkinnyLayout kFp32M16Layout{8, 4, 4, 65536, kStageBytes, 0};
 // Of integer weights, which have no LUT.
 constexpr SkinnyLayout kInt4Layout{kSkinnyWarps, 2, 2, 0, kStageBytes, 0};
 
-// Whether there are kernels of the wide layout for x in 16 bits. For 16 rows of x and 163 KiB the
-// narrow layout is faster: the sums of 16 warps leave room for few rows of the weight at a time.
-constexpr bool has_wide_skinny(int max_m, bool tensor_maps) { return max_m < 16 || tensor_maps; }
+// Whether there are kernels of the wide layout for x in 16 bits. For 16 rows of x and 163 KiB, and
+// for experts from 8 on, the narrow layout is faster: the sums of 16 warps leave room for few rows
+// of the weight at a time.
+constexpr bool has_wide_skinny(int max_m, bool tensor_maps, bool experts) {
+  return tensor_maps || max_m < (experts ? 8 : 16);
+}
 
 // The index of the layout on a GPU, whose facts are GpuFacts, and the layout. For x in fp32 there
 // is the wide one alone.
 template <class Facts>
-constexpr int skinny_layout_index(nf4_dtype dtype, int max_m, const Facts &gpu) {
+constexpr int skinny_layout_index(nf4_dtype dtype, int max_m, const Facts &gpu,
+                                  bool experts = false) {
   if (dtype == NF4_DTYPE_FP32) return kWideSkinny;
   if (!gpu.tensor_cores) return kTuringSkinny;
-  const bool wide = has_wide_skinny(max_m, gpu.tensor_maps) &&
+  const bool wide = has_wide_skinny(max_m, gpu.tensor_maps, experts) &&
                     gpu.shared_bytes >= kSkinnyLayouts[kWideSkinny].room;
   return wide ? kWideSkinny : kNarrowSkinny;
 }
