@@ -6,6 +6,7 @@
 #include "cuda/matmul/kernels.hpp"
 #include "cuda/matmul/multistage/kernels.hpp"
 #include "cuda/matmul_grad/kernels.hpp"
+#include "cuda/matmul_grouped/kernels.hpp"
 #include "cuda/quantize/kernels.hpp"
 #include "cuda/runtime/families.hpp"
 #include "support/catch.hpp"
@@ -68,6 +69,14 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     // Turing's are of fp16, without the widest tile.
     check_kernels(cuda::kernels_of<cuda::MultistageKernels>(family),
                   family.tensor_cores ? 0 : cuda::kMultistageCount + 1, seen);
+    // Of integers, Turing has none of AWQ, and it has none of the gradient.
+    constexpr size_t kTiles = cuda::kMultistageCount;
+    check_kernels(cuda::kernels_of<cuda::Int4MultistageKernels>(family),
+                  family.tensor_cores ? 0 : (3 + 1) * kTiles, seen);
+    check_kernels(cuda::kernels_of<cuda::GradMultistageKernels>(family),
+                  family.tensor_cores ? 0 : 2 * kTiles, seen);
+    check_kernels(cuda::kernels_of<cuda::GroupedMultistageKernels>(family),
+                  family.tensor_cores ? 0 : kTiles + 1, seen);
     check_kernels(cuda::kernels_of<cuda::GradKernels>(family), family.tensor_maps ? 0 : 2 * 2 * 2,
                   seen);
     check_kernels(cuda::kernels_of<cuda::LoraKernels>(family),

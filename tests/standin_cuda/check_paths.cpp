@@ -190,6 +190,8 @@ const Row kRows[] = {
     {forward, kBf16, 0, {}, kFused, kFused, kFused, kFused, kFused, kFused},
     // Integers fit 99 KiB. Small groups are slow to dequantize.
     {gptq, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused, kFused},
+    {gptq, kFp16, 64, {}, kFused, kFused, kFused, kFused, kDense, kFused},
+    {awq, kFp16, 64, {}, kDense, kFused, kFused, kFused, kDense, kFused},
     {gptq, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kDense},
     {gptq, kBf16, 17, {}, kDense, kFused, kFused, kFused, kDense, kFused},
     {gptq, kBf16, 64, {}, kDense, kFused, kFused, kFused, kDense, kFused},
@@ -323,7 +325,7 @@ TEST_CASE("rows of x that libnf4's kernels take, on each GPU", "[standin]") {
     Rows codes, integers;
   };
   constexpr OfGpu kOfGpus[] = {
-      {kT4, "sm75", {1, 64}, {0, 0}},       {kA100, "sm80", {1, 64}, {1, 64}},
+      {kT4, "sm75", {1, 64}, {9, 64}},      {kA100, "sm80", {1, 64}, {1, 64}},
       {kL4, "sm80", {1, 64}, {1, 64}},      {kH200, "sm90", {1, 4096}, {1, 4096}},
       {kB200, "sm90", {1, 16}, {1, 16}},    {kB200, "sm80", {1, 16}, {1, 16}},
       {kRtx5090, "sm90", {1, 64}, {1, 64}}, {kRtx5090, "sm80", {1, 64}, {1, 64}},

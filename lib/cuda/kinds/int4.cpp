@@ -78,7 +78,9 @@ bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, 
 }
 
 // Copies of 16 bytes have four rows of GPTQ's words and 32 of AWQ's. A K-tile lies in one group.
-bool suits_multistage(const Int4Weight &weight) {
+// Turing has no kernels of AWQ.
+bool suits_multistage(const Int4Weight &weight, const GpuFacts &gpu) {
+  if (weight.layout == NF4_INT4_AWQ && !gpu.tensor_cores) return false;
   const int whole_rows = weight.layout == NF4_INT4_GPTQ  ? 4
                          : weight.layout == NF4_INT4_AWQ ? 32
                                                          : 1;

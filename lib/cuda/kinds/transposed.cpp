@@ -60,7 +60,7 @@ bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int co
 
 // Columns are whole K-tiles, since copies of dY do not end within one. Numbers of blocks have 31
 // bits.
-bool suits_multistage(const TransposedWeight &weight) {
+bool suits_multistage(const TransposedWeight &weight, const GpuFacts &) {
   return weight.cols % kMultistageTileK == 0 &&
          weight.blocks <= std::numeric_limits<int>::max() - kTileK * weight.rows;
 }

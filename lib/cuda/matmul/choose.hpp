@@ -63,10 +63,10 @@ bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int 
 bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, int config);
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
 
-// Whether the weight suits the multistage kernels, beside its sizes.
-constexpr bool suits_multistage(const Weight &) { return true; }
-bool suits_multistage(const TransposedWeight &weight);
-bool suits_multistage(const Int4Weight &weight);
+// Whether the weight suits the GPU's multistage kernels, beside its sizes.
+constexpr bool suits_multistage(const Weight &, const GpuFacts &) { return true; }
+bool suits_multistage(const TransposedWeight &weight, const GpuFacts &gpu);
+bool suits_multistage(const Int4Weight &weight, const GpuFacts &gpu);
 
 // Whether the multistage kernels are faster than the configuration that choose_skinny() returned.
 constexpr bool multistage_is_faster(const MatmulProblem &, const GpuFacts &, int config) {
@@ -111,7 +111,7 @@ bool wgmma_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int c
 template <class W>
 bool multistage_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   return multistage_sizes_can_run(size_of(problem), gpu, config) &&
-         suits_multistage(problem.weight) && is_multiple(problem.weight.packed, 16) &&
+         suits_multistage(problem.weight, gpu) && is_multiple(problem.weight.packed, 16) &&
          has_x_vectors(problem);
 }
 

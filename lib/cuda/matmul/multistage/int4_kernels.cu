@@ -10,19 +10,28 @@
 namespace nf4::cuda {
 namespace {
 
+template <class Arch, class T, class Layout, int Config>
+const void *kernel_of() {
+  constexpr MatmulConfig kConfig = kMatmulConfigs[Config];
+  if constexpr (has_multistage_tile(WeightKind::kInt4, kConfig.tile_m, Arch::kTensorCores))
+    return (const void *)
+        matmul_multistage<MultistageInt4<Arch, T, Layout, kConfig.scale_on>, kConfig.tile_m>;
+  else
+    return nullptr;
+}
+
 template <class Arch, class T, class Layout, int... Index>
 void set_layout(const void *(&kernels)[kMultistageCount], std::integer_sequence<int, Index...>) {
-  ((kernels[Index] = (const void *)matmul_multistage<
-        MultistageInt4<Arch, T, Layout, kMatmulConfigs[kFirstMultistage + Index].scale_on>,
-        kMatmulConfigs[kFirstMultistage + Index].tile_m>),
-   ...);
+  ((kernels[Index] = kernel_of<Arch, T, Layout, kFirstMultistage + Index>()), ...);
 }
 
 template <class Arch, class T>
 void set_kernels(const void *(&kernels)[3][kMultistageCount]) {
   constexpr auto kConfigs = std::make_integer_sequence<int, kMultistageCount>();
   set_layout<Arch, T, MultistageGptq>(kernels[0], kConfigs);
-  set_layout<Arch, T, MultistageAwq>(kernels[NF4_INT4_AWQ - NF4_INT4_GPTQ], kConfigs);
+  // Those of AWQ load through stages that cp.async fills.
+  if constexpr (Arch::kTensorCores)
+    set_layout<Arch, T, MultistageAwq>(kernels[NF4_INT4_AWQ - NF4_INT4_GPTQ], kConfigs);
   set_layout<Arch, T, MultistageRowPacked>(kernels[NF4_INT4_COMPRESSED_TENSORS - NF4_INT4_GPTQ],
                                            kConfigs);
 }
@@ -32,10 +41,8 @@ void set_kernels(const void *(&kernels)[3][kMultistageCount]) {
 template <class Arch>
 Int4MultistageKernels Int4MultistageKernels::make() {
   Int4MultistageKernels kernels{};
-  if constexpr (Arch::kTensorCores) {
-    set_kernels<Arch, __half>(kernels.of[0]);
-    set_kernels<Arch, __nv_bfloat16>(kernels.of[1]);
-  }
+  set_kernels<Arch, __half>(kernels.of[0]);
+  if constexpr (Arch::kTensorCores) set_kernels<Arch, __nv_bfloat16>(kernels.of[1]);
   return kernels;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/matmul/multistage/row_packed.cuh"
 #include "cuda/matmul/multistage/tile.hpp"
@@ -76,6 +77,7 @@ struct MultistageGptq : NeighbouringRows {
   static constexpr nf4_int4_layout kLayout = NF4_INT4_GPTQ;
   template <class T>
   using Nibbles = InPlace<NibblesOfByte<T>>;
+  static constexpr int kWordRows = kMultistageTileK / 8;
   static constexpr int kWordRowBytes = kMultistageTileN * 4;
 
   struct Words {
@@ -103,7 +105,7 @@ struct MultistageGptq : NeighbouringRows {
       const auto &weight = args.matmul.weight;
       const int64_t n = first_n + threadIdx.x % 64 * 4;
       return weight.packed +
-             (k_tile * (kMultistageTileK / 8) + static_cast<int>(threadIdx.x / 64)) * weight.rows +
+             (k_tile * kWordRows + static_cast<int>(threadIdx.x / 64)) * weight.rows +
              (n < weight.rows ? n : 0);
     }
     static __device__ __forceinline__ int to() {
@@ -117,8 +119,44 @@ struct MultistageGptq : NeighbouringRows {
     }
     const int words_ = words();
   };
+  // From memory to registers, where there is no cp.async. The words of the next K-tile are in
+  // flight.
+  class Registers {
+   public:
+    static constexpr int kPieces = 0;
+
+    template <class Args>
+    __device__ __forceinline__ Registers(const Args &args, int64_t first_n, int k_tile)
+        : rows_(args.matmul.weight.rows) {
+      // Past the last row of the weight are copies of the last four.
+      const int64_t n = min(first_n + threadIdx.x / 4 * 4, rows_ - 4);
+      from_ = args.matmul.weight.packed +
+              (k_tile * kWordRows + static_cast<int>(threadIdx.x % 4) * 2) * rows_ + n;
+    }
+    __device__ __forceinline__ void begin() { start(); }
+    __device__ __forceinline__ void advance() const {}
+    __device__ __forceinline__ void copy(int, uint8_t *, bool) const {}
+
+    // Returns the words of the next K-tile. If there are `more`, starts to load those after it.
+    __device__ __forceinline__ void load(Words &words, const uint8_t *, bool more) {
+      words = next_;
+      from_ += kWordRows * rows_;
+      if (more) start();
+    }
+
+   private:
+    __device__ __forceinline__ void start() {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        next_.of[half] = *reinterpret_cast<const uint4 *>(from_ + half * rows_);
+    }
+
+    const int64_t rows_;
+    const uint32_t *from_;
+    Words next_;
+  };
   template <class Arch>
-  using Loader = Stages;
+  using Loader = std::conditional_t<Arch::kTensorCores, Stages, Registers>;
 
   template <int Half>
   static __device__ __forceinline__ uint32_t start_decode(const Words &words, int row, int byte) {

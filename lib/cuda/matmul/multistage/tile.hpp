@@ -48,11 +48,11 @@ constexpr NF4_HOST_DEVICE int multistage_smem_bytes(WeightKind kind, int tile_m,
   return multistage_table_bytes(kind) + stages * tile_m * kMultistageXRowBytes +
          (async_copies ? stages - 1 : 0) * kMultistageWeightBytes;
 }
-// Whether there is a kernel for such tiles. Turing GPUs have 64 KiB for a CTA, and kernels of
-// codebooks alone.
+// Whether there is a kernel for such tiles. Turing GPUs have 64 KiB for a CTA, and none of the
+// gradient.
 constexpr bool has_multistage_tile(WeightKind kind, int tile_m, bool async_copies) {
   if (async_copies) return true;
-  return kind == WeightKind::kCodebook && multistage_smem_bytes(kind, tile_m, false) <= 64 << 10;
+  return kind != WeightKind::kTransposed && multistage_smem_bytes(kind, tile_m, false) <= 64 << 10;
 }
 
 constexpr bool multistage_configs_fit() {
