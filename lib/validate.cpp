@@ -22,24 +22,6 @@ nf4_status invalid_format(nf4_format id) {
 
 bool is_power_of_two(int64_t x) { return x > 0 && (x & (x - 1)) == 0; }
 
-nf4_status validate_pointers_agree(const nf4_tensor &tensor) {
-  const struct {
-    const char *name;
-    const void *address;
-  } parts[] = {{"nested_absmax", tensor.nested_absmax},
-               {"nested_code", tensor.nested_code},
-               {"nested_offset", tensor.nested_offset}};
-  for (const auto &part : parts) {
-    if (tensor.nested_blocksize != 0 && part.address == nullptr)
-      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is NULL, but nested_blocksize is %d", part.name,
-                  tensor.nested_blocksize);
-    if (tensor.nested_blocksize == 0 && part.address != nullptr)
-      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is not NULL, but nested_blocksize is 0 (flat)",
-                  part.name);
-  }
-  return NF4_STATUS_OK;
-}
-
 }  // namespace
 
 void add_weight(Operands &operands, const Weight &weight, bool written) {
@@ -56,20 +38,33 @@ void add_weight(Operands &operands, const Weight &weight, bool written) {
     operands.add("codebook", weight.codebook, kCodebookSize * 4, 4, false);
 }
 
-nf4_status validate_pointers(const nf4_tensor &tensor, Weight &weight) {
-  if (weight.elements == 0) return NF4_STATUS_OK;
+void copy_pointers(const nf4_tensor &tensor, Weight &weight) {
+  if (weight.elements == 0) return;
   weight.packed = static_cast<uint8_t *>(tensor.packed);
   weight.absmax = tensor.absmax;
   weight.nested_absmax = tensor.nested_absmax;
   weight.nested_code = tensor.nested_code;
   weight.nested_offset = tensor.nested_offset;
   weight.codebook = tensor.codebook;
-  return validate_pointers_agree(tensor);
 }
 
-void copy_plan_pointers(const nf4_tensor &tensor, Weight &weight) {
-  weight.packed = static_cast<uint8_t *>(tensor.packed);
-  weight.codebook = tensor.codebook;
+nf4_status validate_pointers(const nf4_tensor &tensor) {
+  if (tensor.rows == 0 || tensor.cols == 0) return NF4_STATUS_OK;
+  const struct {
+    const char *name;
+    const void *address;
+  } parts[] = {{"nested_absmax", tensor.nested_absmax},
+               {"nested_code", tensor.nested_code},
+               {"nested_offset", tensor.nested_offset}};
+  for (const auto &part : parts) {
+    if (tensor.nested_blocksize != 0 && part.address == nullptr)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is NULL, but nested_blocksize is %d", part.name,
+                  tensor.nested_blocksize);
+    if (tensor.nested_blocksize == 0 && part.address != nullptr)
+      return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is not NULL, but nested_blocksize is 0 (flat)",
+                  part.name);
+  }
+  return NF4_STATUS_OK;
 }
 
 nf4_status validate_shape(const nf4_tensor *tensor, Weight &weight) {

@@ -52,8 +52,8 @@ nf4_status validate_matmul_batch_operands(const Tensor *const *tensors, const nf
                                           void *workspace, int64_t workspace_bytes,
                                           MatmulBatchOf<W> &batch);
 
-// Checks the shapes and dtypes, and copies without a check the addresses on which the choice of a
-// kernel depends.
+// Checks the shapes and dtypes, and copies the addresses without a check: the choice of a kernel
+// depends on their alignment.
 template <class Tensor, class W>
 nf4_status validate_matmul_batch_plan(const Tensor *const *tensors, const nf4_matmul_args *args,
                                       size_t count, MatmulBatchOf<W> &batch);

@@ -50,6 +50,17 @@ void add_experts(Operands &operands, const Int4Weight &weight, int32_t experts) 
   for (int i = first; i < operands.count; ++i) operands.list[i].bytes *= experts;
 }
 
+template <class Tensor, class W>
+void copy_pointers(const Tensor &tensor, const nf4_grouped_args &args,
+                   GroupedProblemOf<W> &problem) {
+  copy_pointers(tensor, problem.weight);
+  problem.x = args.x;
+  problem.y = args.y;
+  problem.ends = args.ends;
+  problem.bias = args.bias;
+  problem.row_scale = args.row_scale;
+}
+
 nf4_status refuse_fp32(nf4_dtype dtype) {
   if (dtype != NF4_DTYPE_FP32) return NF4_STATUS_OK;
   return fail(NF4_STATUS_INVALID_ARGUMENT,
@@ -98,12 +109,8 @@ nf4_status validate_grouped_operands(const Tensor *tensor, const nf4_grouped_arg
                                      void *workspace, int64_t workspace_bytes,
                                      GroupedProblemOf<W> &problem) {
   if (problem.empty()) return NF4_STATUS_OK;
-  if (const nf4_status status = validate_pointers(*tensor, problem.weight)) return status;
-  problem.x = args->x;
-  problem.y = args->y;
-  problem.ends = args->ends;
-  problem.bias = args->bias;
-  problem.row_scale = args->row_scale;
+  if (const nf4_status status = validate_pointers(*tensor)) return status;
+  copy_pointers(*tensor, *args, problem);
   problem.workspace = workspace;
   const int item = element_bytes(problem.dtype);
   Operands &operands = problem.operands;
@@ -135,9 +142,7 @@ template <class Tensor, class W>
 nf4_status validate_grouped_plan(const Tensor *tensor, const nf4_grouped_args *args,
                                  GroupedProblemOf<W> &problem) {
   if (const nf4_status status = validate_grouped_shape(tensor, args, problem)) return status;
-  copy_plan_pointers(*tensor, problem.weight);
-  problem.x = args->x;
-  problem.y = args->y;
+  copy_pointers(*tensor, *args, problem);
   return NF4_STATUS_OK;
 }
 

@@ -81,21 +81,19 @@ void add_weight(Operands &operands, const Int4Weight &weight, bool written) {
     operands.add("permutation", weight.permutation, weight.cols * 4, 4, false);
 }
 
-nf4_status validate_pointers(const nf4_int4_tensor &tensor, Int4Weight &weight) {
-  if (weight.elements == 0) return NF4_STATUS_OK;
+void copy_pointers(const nf4_int4_tensor &tensor, Int4Weight &weight) {
+  if (weight.elements == 0) return;
   weight.packed = static_cast<uint32_t *>(tensor.packed);
   weight.scales = tensor.scales;
   weight.zeros = static_cast<uint32_t *>(tensor.zeros);
-  if (tensor.zeros == nullptr && tensor.zero_offset != 0)
+}
+
+nf4_status validate_pointers(const nf4_int4_tensor &tensor) {
+  const bool empty = tensor.rows == 0 || tensor.cols == 0;
+  if (!empty && tensor.zeros == nullptr && tensor.zero_offset != 0)
     return fail(NF4_STATUS_INVALID_ARGUMENT, "zero_offset is %d, but zeros is NULL",
                 tensor.zero_offset);
   return NF4_STATUS_OK;
-}
-
-void copy_plan_pointers(const nf4_int4_tensor &tensor, Int4Weight &weight) {
-  weight.packed = static_cast<uint32_t *>(tensor.packed);
-  weight.scales = tensor.scales;
-  weight.zeros = static_cast<uint32_t *>(tensor.zeros);
 }
 
 nf4_status validate_shape(const nf4_int4_tensor *tensor, Int4Weight &weight) {

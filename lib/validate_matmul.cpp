@@ -151,22 +151,32 @@ nf4_status validate_lora_shape(const nf4_lora &lora, MatmulProblem &problem) {
   return NF4_STATUS_OK;
 }
 
+// Copies the pointers of a problem whose sizes are set, and of its weight. A plan and a path take
+// the workspace for aligned, as a launch's is.
+void copy_lora_pointers(const nf4_matmul_args &, Int4MatmulProblem &) {}
+void copy_lora_pointers(const nf4_matmul_args &args, MatmulProblem &problem) {
+  if (problem.lora.rank == 0) return;
+  problem.lora.a = args.lora->a;
+  problem.lora.b = args.lora->b;
+  problem.lora.product = args.lora->product;
+}
 template <class Tensor, class W>
-void copy_plan_pointers(const Tensor &tensor, const nf4_matmul_args &args,
-                        MatmulProblemOf<W> &problem) {
-  copy_plan_pointers(tensor, problem.weight);
+void copy_pointers(const Tensor &tensor, const nf4_matmul_args &args, void *workspace,
+                   MatmulProblemOf<W> &problem) {
+  copy_pointers(tensor, problem.weight);
+  copy_lora_pointers(args, problem);
   problem.x = args.x;
-  problem.workspace = nullptr;  // a choice takes it for aligned, as a launch's is
+  problem.bias = args.bias;
+  problem.y = args.y;
+  problem.workspace = workspace;
 }
 
 // Adds the operands that an adapter needs.
-void add_lora(const nf4_lora &, Int4MatmulProblem &) {}
-void add_lora(const nf4_lora &lora, MatmulProblem &problem) {
+void add_lora(Int4MatmulProblem &) {}
+void add_lora(MatmulProblem &problem) {
+  const Lora &lora = problem.lora;
   const int item = element_bytes(lora.dtype);
   const int64_t rank = lora.rank, cols = problem.weight.cols, rows = problem.weight.rows;
-  problem.lora.a = lora.a;
-  problem.lora.b = lora.b;
-  problem.lora.product = lora.product;
   problem.operands.add("lora.a", lora.a, ((rank - 1) * lora.a_stride + cols) * item, item, false);
   problem.operands.add("lora.b", lora.b, ((rows - 1) * lora.b_stride + rank) * item, item, false);
 }
@@ -201,11 +211,8 @@ nf4_status validate_matmul_operands(const Tensor *tensor, const nf4_matmul_args 
   if (problem.gradient && args->bias != nullptr)
     return fail(NF4_STATUS_INVALID_ARGUMENT, "bias is not NULL; expected NULL in the gradient");
   if (problem.empty()) return NF4_STATUS_OK;
-  if (const nf4_status status = validate_pointers(*tensor, problem.weight)) return status;
-  problem.x = args->x;
-  problem.bias = args->bias;
-  problem.y = args->y;
-  problem.workspace = workspace;
+  if (const nf4_status status = validate_pointers(*tensor)) return status;
+  copy_pointers(*tensor, *args, workspace, problem);
   const int item = element_bytes(problem.dtype);
   const auto bytes = [&](int64_t stride, int64_t columns) {
     return ((problem.m - 1) * stride + columns) * item;
@@ -216,7 +223,7 @@ nf4_status validate_matmul_operands(const Tensor *tensor, const nf4_matmul_args 
   }
   if (problem.bias != nullptr)
     problem.operands.add("bias", problem.bias, tensor->rows * item, item, false);
-  if (problem.lora.rank > 0) add_lora(*args->lora, problem);
+  if (problem.lora.rank > 0) add_lora(problem);
   if (workspace_bytes > 0) problem.operands.add("workspace", workspace, workspace_bytes, 16, true);
   // If there is no workspace for the adapter's product, the caller must pass memory for it.
   if (problem.lora.rank > 0 && (problem.lora.product != nullptr || workspace_bytes == 0))
@@ -292,7 +299,7 @@ nf4_status validate_matmul_batch_plan(const Tensor *const *tensors, const nf4_ma
   for (int i = 0; i < batch.count; ++i) {
     MatmulProblemOf<W> &problem = batch.list[i];
     if (const nf4_status status = validate_matmul_dtype(problem)) return of_product(status, i);
-    copy_plan_pointers(*tensors[i], *args_of(args, i), problem);
+    copy_pointers(*tensors[i], *args_of(args, i), nullptr, problem);
   }
   return NF4_STATUS_OK;
 }
@@ -301,7 +308,7 @@ template <class Tensor, class W>
 nf4_status validate_matmul_plan(const Tensor *tensor, const nf4_matmul_args *args,
                                 MatmulProblemOf<W> &problem) {
   if (const nf4_status status = validate_matmul_shape(tensor, args, problem)) return status;
-  copy_plan_pointers(*tensor, *args, problem);
+  copy_pointers(*tensor, *args, nullptr, problem);
   return NF4_STATUS_OK;
 }
 

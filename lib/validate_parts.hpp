@@ -47,19 +47,21 @@ Extent extent(const Operand &operand);
 bool overlap(const Operand &a, const Operand &b);
 
 // These exist for each kind of weight (validate.cpp, validate_int4.cpp). The shape of the weight is
-// set, and its pointers are checked and copied. Without elements they stay NULL: the caller may
-// have left anything there, and nothing is read.
-nf4_status validate_pointers(const nf4_tensor &tensor, Weight &weight);
-nf4_status validate_pointers(const nf4_int4_tensor &tensor, Int4Weight &weight);
+// set. Its pointers are copied, for a launch and for a plan or a path alike: a choice depends on
+// them. Without elements they stay NULL: the caller may have left anything there, and nothing is
+// read.
+void copy_pointers(const nf4_tensor &tensor, Weight &weight);
+void copy_pointers(const nf4_int4_tensor &tensor, Int4Weight &weight);
+// A launch needs pointers that agree with the other fields, if there are elements.
+nf4_status validate_pointers(const nf4_tensor &tensor);
+nf4_status validate_pointers(const nf4_int4_tensor &tensor);
 template <class Tensor, class W>
 nf4_status validate_weight(const Tensor *tensor, W &weight) {
   if (const nf4_status status = validate_shape(tensor, weight)) return status;
-  return validate_pointers(*tensor, weight);
+  copy_pointers(*tensor, weight);
+  return validate_pointers(*tensor);
 }
 void add_weight(Operands &operands, const Weight &weight, bool written);
 void add_weight(Operands &operands, const Int4Weight &weight, bool written);
-// Copies the pointers on which the choice of a kernel depends, without a check.
-void copy_plan_pointers(const nf4_tensor &tensor, Weight &weight);
-void copy_plan_pointers(const nf4_int4_tensor &tensor, Int4Weight &weight);
 
 }  // namespace nf4

@@ -75,7 +75,7 @@ bool prefers_dense(const Grouped &product, const dl_tensor &x) {
   PathKey key = key_of(weight);
   key[7] = pair_of(x.device_id, args.dtype);
   key[8] = args.m;
-  key[9] = bits_of(args.x);
+  key[9] = bits_of(args.x) << 8 | bits_of(args.bias);
   key[10] = args.x_stride;
   key[11] = args.experts;
   key[12] = args.x_rows;

@@ -30,7 +30,8 @@ inline PathKey key_of(const nf4_tensor &weight) {
           weight.rows,
           weight.cols,
           bits_of(weight.packed),
-          bits_of(weight.codebook)};
+          bits_of(weight.codebook),
+          bits_of(weight.absmax)};
 }
 inline PathKey key_of(const nf4_int4_tensor &weight) {
   const int64_t order = bits_of(weight.g_idx) << 16 | bits_of(weight.permutation) << 8;
@@ -51,7 +52,7 @@ PathKey key_of(const Product<Kind> &product, int32_t device) {
   size_t i = 7;
   key[i++] = pair_of(device, args.dtype);
   key[i++] = args.m;
-  key[i++] = bits_of(args.x);
+  key[i++] = bits_of(args.x) << 8 | bits_of(args.bias);
   key[i++] = args.x_stride;
   if (lora == nullptr) return key;
   key[i++] = pair_of(lora->dtype, lora->rank);

@@ -472,9 +472,9 @@ NF4_API nf4_status nf4_matmul_batch_cpu(const nf4_tensor *const *weights,
  * name, such as "skinny_8", or NULL. The strings are static. Choices and names differ between
  * versions.
  *
- * Pointers of the products are not followed. The answer depends on the alignment of packed
- * and x, and on whether codebook is NULL. The function may load kernels; nf4_device_info
- * loads them all.
+ * The only pointers of the products that are followed are their loras. The answer depends on
+ * the alignment of packed, the scales of the weight, x, and the a and b of a lora, and on
+ * whether codebook is NULL. The function may load kernels; nf4_device_info loads them all.
  *
  * INVALID_ARGUMENT: the cases of nf4_matmul_batch_launch, except those of the products'
  * pointers; launches or kernels is NULL; device is out of range. NO_CUDA, NO_DEVICE,

@@ -153,6 +153,7 @@ TEST_CASE("a gradient runs multistage kernels where there is no wgmma, if they c
     problem.weight.blocksize_log2 = 6;
     problem.weight.nested_blocksize_log2 = -1;
     problem.weight.blocks = problem.weight.elements / 64;
+    problem.weight.absmax = nullptr;
     problem.x = nullptr;
     problem.x_stride = 1024;
     cuda::GpuFacts facts = gpu;
@@ -182,6 +183,23 @@ TEST_CASE("a gradient runs multistage kernels where there is no wgmma, if they c
   CHECK(name([&](Facts &) { problem.weight.blocksize_log2 = 5; }) == "mma_64x64");
   CHECK(name([&](Facts &) { problem.weight.blocks = INT32_MAX - 128 * 192 + 1; }) == "mma_64x64");
   CHECK(name([&](Facts &) { problem.x_stride = 1028; }) == "mma_64x64");
+  // The skinny kernels read two blocks' scales at a time.
+  const auto few_rows = [&](uintptr_t absmax, int nested_blocksize_log2) {
+    return name([&](Facts &facts) {
+      facts.tensor_maps = true;
+      facts.shared_bytes = 227 << 10;
+      problem.m = 8;
+      problem.weight.cols = 256;
+      problem.weight.elements = 1024 * 256;
+      problem.weight.blocks = problem.weight.elements / 64;
+      problem.weight.absmax = reinterpret_cast<void *>(absmax);
+      problem.weight.nested_blocksize_log2 = nested_blocksize_log2;
+    });
+  };
+  CHECK(few_rows(8, -1) == "skinny_8");
+  CHECK(few_rows(4, -1) == "multistage_16x256");
+  CHECK(few_rows(2, 8) == "skinny_8");
+  CHECK(few_rows(1, 8) == "multistage_16x256");
 }
 
 TEST_CASE("a plan is late by CTAs that start late, if they have as many tiles as any", "[matmul]") {

@@ -3,9 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "nf4/nf4.h"
 #include "support/catch.hpp"
+#include "validate.hpp"
 
 namespace {
 
@@ -33,7 +35,135 @@ struct Product {
 
 bool says(const char *detail) { return nf4_last_error() == std::string(detail); }
 
+// Different addresses, far apart, that are aligned for any type of a part but for no vector.
+class Addresses {
+ public:
+  template <class T = void>
+  T *next() {
+    return reinterpret_cast<T *>(last_ += uintptr_t{1} << 24);
+  }
+
+ private:
+  uintptr_t last_ = 4;
+};
+
+using Pointers = std::vector<const void *>;
+
+Pointers pointers_of(const nf4::Weight &of) {
+  return {of.packed, of.absmax, of.nested_absmax, of.nested_code, of.nested_offset, of.codebook};
+}
+Pointers pointers_of(const nf4::Int4Weight &of) {
+  return {of.packed, of.scales, of.zeros, of.g_idx, of.permutation};
+}
+Pointers pointers_of(const nf4::Lora &of) { return {of.a, of.b, of.product}; }
+template <class W>
+Pointers pointers_of(const nf4::MatmulProblemOf<W> &of) {
+  Pointers found = pointers_of(of.weight);
+  found.insert(found.end(), {of.x, of.bias, of.y});
+  for (const void *each : pointers_of(of.lora)) found.push_back(each);
+  return found;
+}
+template <class W>
+Pointers pointers_of(const nf4::GroupedProblemOf<W> &of) {
+  Pointers found = pointers_of(of.weight);
+  found.insert(found.end(), {of.x, of.bias, of.y, of.ends, of.x_index, of.row_scale});
+  return found;
+}
+
+nf4_tensor nested_weight(Addresses &addresses) {
+  nf4_tensor weight = Product(NF4_DTYPE_BF16).weight;
+  weight.nested_blocksize = 256;
+  weight.packed = addresses.next();
+  weight.absmax = addresses.next();
+  weight.nested_absmax = addresses.next<float>();
+  weight.nested_code = addresses.next<float>();
+  weight.nested_offset = addresses.next<float>();
+  weight.codebook = addresses.next<float>();
+  return weight;
+}
+
+nf4_int4_tensor integers() {
+  nf4_int4_tensor weight{};
+  weight.struct_size = sizeof weight;
+  weight.layout = NF4_INT4_GPTQ;
+  weight.scales_dtype = NF4_DTYPE_FP16;
+  weight.group_size = 32;
+  weight.rows = 96;
+  weight.cols = 128;
+  return weight;
+}
+
+nf4_int4_tensor integers(Addresses &addresses) {
+  nf4_int4_tensor weight = integers();
+  weight.packed = addresses.next();
+  weight.scales = addresses.next();
+  weight.zeros = addresses.next();
+  weight.g_idx = addresses.next<int32_t>();
+  weight.permutation = addresses.next<int32_t>();
+  return weight;
+}
+
+template <class W, class Tensor>
+void check_product(const Tensor &weight, nf4_matmul_args args, Addresses &addresses) {
+  args.x = addresses.next();
+  args.bias = addresses.next();
+  args.y = addresses.next();
+  const Tensor *const weights[] = {&weight};
+  nf4::MatmulProblemOf<W> launched, asked;
+  nf4::MatmulBatchOf<W> planned;
+  REQUIRE(validate_matmul_shape(&weight, &args, launched) == NF4_STATUS_OK);
+  REQUIRE(validate_matmul_operands(&weight, &args, nullptr, 0, launched) == NF4_STATUS_OK);
+  REQUIRE(validate_matmul_plan(&weight, &args, asked) == NF4_STATUS_OK);
+  REQUIRE(validate_matmul_batch_plan(weights, &args, 1, planned) == NF4_STATUS_OK);
+  CHECK(pointers_of(asked) == pointers_of(launched));
+  CHECK(pointers_of(planned.list[0]) == pointers_of(launched));
+  CHECK(asked.workspace == nullptr);
+}
+
+template <class W, class Tensor>
+void check_experts(const Tensor &weight, nf4_grouped_args args, Addresses &addresses) {
+  args.x = addresses.next();
+  args.bias = addresses.next();
+  args.y = addresses.next();
+  args.ends = addresses.next<int32_t>();
+  args.x_index = addresses.next<int32_t>();
+  args.row_scale = addresses.next<float>();
+  nf4::GroupedProblemOf<W> launched{}, asked{};
+  REQUIRE(validate_grouped_shape(&weight, &args, launched) == NF4_STATUS_OK);
+  REQUIRE(validate_grouped_operands(&weight, &args, nullptr, 0, launched) == NF4_STATUS_OK);
+  REQUIRE(validate_grouped_plan(&weight, &args, asked) == NF4_STATUS_OK);
+  CHECK(pointers_of(asked) == pointers_of(launched));
+}
+
 }  // namespace
+
+TEST_CASE("a path and a plan see the addresses that a launch sees", "[api]") {
+  Addresses addresses;
+  const nf4_tensor weight = nested_weight(addresses);
+  const nf4_int4_tensor integer_weight = integers(addresses);
+  nf4_lora lora{};
+  lora.struct_size = sizeof lora;
+  lora.dtype = NF4_DTYPE_BF16;
+  lora.rank = 8;
+  lora.a = addresses.next();
+  lora.a_stride = 128;
+  lora.b = addresses.next();
+  lora.b_stride = 8;
+  lora.product = addresses.next();
+  nf4_matmul_args args = Product(NF4_DTYPE_BF16).args;
+  check_product<nf4::Int4Weight>(integer_weight, args, addresses);
+  check_product<nf4::Weight>(weight, args, addresses);
+  args.lora = &lora;
+  check_product<nf4::Weight>(weight, args, addresses);
+  nf4_grouped_args experts{};
+  experts.struct_size = sizeof experts;
+  experts.dtype = NF4_DTYPE_BF16;
+  experts.experts = 3;
+  experts.m = experts.x_rows = 4;
+  experts.x_stride = experts.y_stride = experts.bias_stride = 128;
+  check_experts<nf4::Weight>(weight, experts, addresses);
+  check_experts<nf4::Int4Weight>(integer_weight, experts, addresses);
+}
 
 TEST_CASE("a path on the CPU", "[api]") {
   for (const nf4_dtype dtype : {NF4_DTYPE_FP32, NF4_DTYPE_FP16, NF4_DTYPE_BF16})
@@ -47,15 +177,9 @@ TEST_CASE("a path on the CPU", "[api]") {
       if (dtype != NF4_DTYPE_BF16 || m < 17) CHECK(product.path == NF4_PATH_FUSED);
       if (dtype == NF4_DTYPE_BF16 && m > 256) CHECK(product.path == NF4_PATH_DENSE);
     }
-  nf4_int4_tensor integers{};
-  integers.struct_size = sizeof integers;
-  integers.layout = NF4_INT4_GPTQ;
-  integers.scales_dtype = NF4_DTYPE_FP16;
-  integers.group_size = 32;
-  integers.rows = 96;
-  integers.cols = 128;
+  const nf4_int4_tensor integer_weight = integers();
   Product product(NF4_DTYPE_BF16, 4096);
-  CHECK(nf4_int4_matmul_path(&integers, &product.args, NF4_DEVICE_CPU, &product.path) ==
+  CHECK(nf4_int4_matmul_path(&integer_weight, &product.args, NF4_DEVICE_CPU, &product.path) ==
         NF4_STATUS_OK);
   CHECK(product.path == NF4_PATH_FUSED);
   nf4_grouped_args grouped{};
@@ -69,7 +193,7 @@ TEST_CASE("a path on the CPU", "[api]") {
     CHECK(ask(&product.weight, &grouped, NF4_DEVICE_CPU, &product.path) == NF4_STATUS_OK);
     CHECK(product.path == NF4_PATH_FUSED);
   }
-  CHECK(nf4_int4_matmul_grouped_path(&integers, &grouped, NF4_DEVICE_CPU, &product.path) ==
+  CHECK(nf4_int4_matmul_grouped_path(&integer_weight, &grouped, NF4_DEVICE_CPU, &product.path) ==
         NF4_STATUS_OK);
   CHECK(product.path == NF4_PATH_FUSED);
 }

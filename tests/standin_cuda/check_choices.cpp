@@ -167,3 +167,38 @@ TEST_CASE("products prefer the dense way if each of them does", "[standin]") {
           (gpu.compute_capability == kH200.compute_capability ? "fused" : "dense"));
   }
 }
+
+// On Hopper the CTAs that multiply x by A, where TMA can read A, leave fewer multiprocessors to the
+// product, which may be faster by another kernel then.
+TEST_CASE("a plan sees how an adapter's A is aligned", "[standin]") {
+  if (best_gpu().compute_capability != kH200.compute_capability) return;
+  const auto planned = [](uintptr_t a) {
+    nf4_tensor weight{};
+    weight.struct_size = sizeof weight;
+    weight.format = NF4_FORMAT_NF4;
+    weight.blocksize = 64;
+    weight.rows = 1024;
+    weight.cols = 2048;
+    nf4_lora lora{};
+    lora.struct_size = sizeof lora;
+    lora.dtype = kDtype;
+    lora.rank = 8;
+    lora.a = reinterpret_cast<const void *>(a);
+    lora.a_stride = 2048;
+    lora.b_stride = 8;
+    const nf4_matmul_args args{sizeof args, kDtype,  0,       1536, nullptr,
+                               2048,        nullptr, nullptr, 1024, &lora};
+    return in_child([&]() -> std::string {
+      set_gpus({kH200});
+      const nf4_tensor *const weights[] = {&weight};
+      int32_t launch = -1;
+      const char *kernel = nullptr;
+      const nf4_status status = nf4_matmul_plan(weights, &args, 1, 0, &launch, &kernel);
+      return status == NF4_STATUS_OK && launch == 0 ? kernel : nf4_last_error();
+    });
+  };
+  const std::string by_tma = planned(16), by_loads = planned(18);
+  CHECK(by_tma.substr(0, 6) == "wgmma_");
+  CHECK(by_loads.substr(0, 6) == "wgmma_");
+  CHECK(by_tma != by_loads);
+}

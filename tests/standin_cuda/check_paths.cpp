@@ -18,7 +18,7 @@ constexpr nf4_path kFused = NF4_PATH_FUSED, kDense = NF4_PATH_DENSE;
 struct Shape {
   int64_t rows = 4096, cols = 4096;
   int32_t blocksize = 64, group_size = 128;
-  bool codebook = false, g_idx = false, permutation = false;
+  bool codebook = false, g_idx = false, permutation = false, odd_absmax = false;
   int32_t rank = 0;
 };
 
@@ -37,6 +37,7 @@ nf4_tensor codes(const Shape &shape) {
   weight.rows = shape.rows;
   weight.cols = shape.cols;
   weight.packed = some();
+  weight.absmax = some<char>() + (shape.odd_absmax ? 1 : 0);
   if (shape.codebook) weight.codebook = some<const float>();
   return weight;
 }
@@ -155,8 +156,9 @@ Shape ranks(int32_t rank, int64_t cols = 4096) {
   shape.rank = rank;
   return shape;
 }
-Shape with(bool Shape::*what) {
+Shape with(bool Shape::*what, int64_t rows = 4096) {
   Shape shape;
+  shape.rows = rows;
   shape.*what = true;
   return shape;
 }
@@ -214,11 +216,14 @@ const Row kRows[] = {
     {gradient, kBf16, 1, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {gradient, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {gradient, kBf16, 16, with(&Shape::codebook), kDense, kFused, kFused, kDense, kFused, kFused},
+    // Skinny kernels read scales in pairs, and no multistage kernel takes these rows.
+    {gradient, kBf16, 16, with(&Shape::odd_absmax, 4104), kDense, kDense, kDense, kFused, kDense,
+     kDense},
     {gradient, kFp16, 17, {}, kDense, kFused, kFused, kFused, kDense, kFused},
     {gradient, kFp16, 128, {}, kDense, kFused, kFused, kFused, kDense, kFused},
     {gradient, kFp16, 129, {}, kDense, kDense, kDense, kFused, kDense, kDense},
     {gradient, kBf16, 128, ranks(17), kDense, kFused, kFused, kFused, kDense, kFused},
-    {gradient, kBf16, 64, sized(4100, 4096), kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kBf16, 64, sized(4104, 4096), kDense, kDense, kDense, kFused, kDense, kDense},
     {gradient, kBf16, 1024, {}, kDense, kDense, kDense, kFused, kDense, kDense},
     {gradient, kBf16, 1025, {}, kDense, kDense, kDense, kDense, kDense, kDense},
     {gradient, kFp32, 16, {}, kDense, kDense, kDense, kDense, kDense, kDense},

@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nf4.errors import InvalidArgument, kind_of, shown
-from nf4.torch.distributed._cuts import AXES, CutOf
+from nf4.torch.distributed._cuts import AXES
 from nf4.torch.distributed._names import in_state_dict
 from nf4.torch.distributed._parallel_adapter import base_of
+from nf4.torch.modules.base import CutOf
 
 
 def named_by_cut(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,15 +22,6 @@ Ranges = Sequence[tuple[int, int]]
 AXES = ("rows", "columns")
 
 
-class CutOf(NamedTuple):
-    """The part of a weight of this shape that a layer has: ranges of rows (dim 0) or columns (dim
-    1)."""
-
-    shape: tuple[int, int]
-    dim: int
-    ranges: Ranges
-
-
 class Read(NamedTuple):
     """The elements of a stored part that a cut needs: these ranges along `dim`, one after another,
     of the part's elements viewed as `view`."""

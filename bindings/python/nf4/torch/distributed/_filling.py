@@ -18,11 +18,10 @@ from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.weights import Weight
 from nf4.torch._int4_weight import KEYS
 from nf4.torch.distributed import _reading
-from nf4.torch.distributed._cuts import CutOf
 from nf4.torch.distributed._cuts_int4 import Int4Cut
 from nf4.torch.distributed._cuts_nf4 import NF4Cut
 from nf4.torch.modules import Int4Linear, QuantizedLinear
-from nf4.torch.modules.base import QuantizedModule
+from nf4.torch.modules.base import CutOf, QuantizedModule
 from nf4.torch.modules.nf4_weight import NF4Weight
 
 

@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from nf4.errors import InvalidArgument, shown
 from nf4.torch.distributed._cut_weight import cut
-from nf4.torch.distributed._cuts import AXES, CutOf, Ranges
+from nf4.torch.distributed._cuts import AXES, Ranges
 from nf4.torch.modules import NF4Linear, QuantizedLinear
+from nf4.torch.modules.base import CutOf
 
 Layouts = tuple[Placement, ...]
 _WHOLE: Layouts = (Replicate(),)

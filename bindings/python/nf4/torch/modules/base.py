@@ -4,8 +4,8 @@ of any kind."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from nf4.torch.modules import frozen_part
 from nf4.torch.modules.frozen_part import FrozenPart
 from nf4.torch.modules.siblings import Member, Siblings, traced_product
 from nf4.typing import DTypeLike
-
-if TYPE_CHECKING:
-    from nf4.torch.distributed._cuts import CutOf
 
 _Self = TypeVar("_Self", bound="QuantizedModule")
 
@@ -70,6 +67,15 @@ def require_memory(own: Tensor, given: Tensor) -> None:
             "the layer is on meta, where nothing can be copied to; expected "
             "load_state_dict(..., assign=True), or a layer that to_empty() gave memory"
         )
+
+
+class CutOf(NamedTuple):
+    """The part of a weight of this shape that a layer has: ranges of rows (dim 0) or columns (dim
+    1)."""
+
+    shape: tuple[int, int]
+    dim: int
+    ranges: Sequence[tuple[int, int]]
 
 
 class QuantizedModule(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,25 @@ from nf4.torch.modules.base import torch_device
 from nf4.torch.modules.nf4_weight import NF4Weight, zeros
 from nf4.typing import DTypeLike, FormatName
 
-if TYPE_CHECKING:
-    from nf4.torch._expert_adapters import ExpertAdapter
+
+class _Adapter(Protocol):
+    """An ExpertAdapter (_expert_adapters.py, which imports torch._dynamo)."""
+
+    def added(self, y: Tensor, x: Tensor, ends: Tensor, x_index: Tensor | None) -> Tensor: ...
 
 
-class NF4Experts(NF4Weight):
+class _Stack(NF4Weight):
+    """The attributes of NF4Experts that have types. typing.get_type_hints finds the types where
+    __module__ says, which is another file for NF4Experts."""
+
+    # The adapter that PEFT adds during a forward pass (nf4/torch/peft/experts.py).
+    adapters: tuple[_Adapter, ...] = ()
+
+    _kept: nf4.QuantizedTensor[Tensor] | None = None
+    _places: list[int | None] | None = None
+
+
+class NF4Experts(_Stack):
     """y[i] = x[x_index[i]] W[e]^T + bias[e], where e is the expert of row i, with frozen 4-bit W.
     In 16 bits the forward pass makes no dense W.
 
@@ -38,13 +52,7 @@ class NF4Experts(NF4Weight):
     """
 
     __module__ = "nf4.torch.modules"  # pickled modules refer to it
-
-    # The adapter that PEFT adds during a forward pass (nf4/torch/peft/experts.py).
-    adapters: tuple[ExpertAdapter, ...] = ()
-
     _of_dense = "NF4Experts.from_dense"
-    _kept: nf4.QuantizedTensor[Tensor] | None = None
-    _places: list[int | None] | None = None
 
     def __init__(
         self,
