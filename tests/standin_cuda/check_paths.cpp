@@ -190,7 +190,8 @@ const Row kRows[] = {
     {forward, kBf16, 0, {}, kFused, kFused, kFused, kFused, kFused, kFused},
     // Integers fit 99 KiB. Small groups are slow to dequantize.
     {gptq, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused, kFused},
-    {gptq, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kDense},
+    {gptq, kBf16, 4, {}, kDense, kFused, kFused, kFused, kFused, kDense},
+    {gptq, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {gptq, kBf16, 17, {}, kDense, kFused, kFused, kFused, kDense, kFused},
     {gptq, kBf16, 64, {}, kDense, kFused, kFused, kFused, kDense, kFused},
     {gptq, kBf16, 65, {}, kDense, kDense, kDense, kFused, kDense, kDense},
