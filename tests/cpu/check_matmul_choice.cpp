@@ -60,7 +60,16 @@ TEST_CASE("skinny kernels have a layout that fits the GPU", "[matmul]") {
   for (const ChoiceGpu &gpu : kChoiceGpus) {
     const cuda::GpuFacts facts = facts_of(gpu);
     if (!facts.tensor_cores) {
-      CHECK(cuda::skinny_layout_index(NF4_DTYPE_FP16, 8, facts) == cuda::kTuringSkinny);
+      for (const int max_m : {2, 8, 16})
+        for (const bool nested : {false, true}) {
+          INFO("compute capability " << gpu.compute_capability << ", " << max_m << " rows of x");
+          CHECK(cuda::skinny_layout_index(NF4_DTYPE_FP16, max_m, facts) == cuda::kTuringSkinny);
+          const cuda::SkinnySmem smem = cuda::skinny_smem(
+              cuda::skinny_layout(NF4_DTYPE_FP16, max_m, facts), max_m, facts.tensor_maps);
+          CHECK(cuda::skinny_tiles_that_fit(
+                    smem, cuda::skinny_scale_bytes(14336, nested, nested ? 14 : 0),
+                    gpu.shared_bytes) > 0);
+        }
       continue;
     }
     const bool much = gpu.shared_bytes > 99 << 10;

@@ -237,25 +237,33 @@ TEST_CASE("stream-K kernels share the tiles that do not fill the GPU", "[cuda][m
 // Launches that follow one another share a workspace, in which the one's flags lie among the
 // other's sums; the next may begin before the last has ended.
 TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
-  if (!can_share()) return;
   constexpr int kLaunches = 60;
   const Stream stream;
   const CaseClass kind{NF4_DTYPE_BF16, 64, true};
   Rng rng(0xf800000);
-  const struct {
+  struct Product {
     int config;
     MatmulCase test;
-  } products[] = {
-      {cuda::config_named("wgmma_304x128_stream_k"),
-       plain_matmul_case(rng, kind, {rows_to_share() - 5, 4096, 300})},
-      {cuda::config_named("wgmma_128x128_stream_k"),
-       plain_matmul_case(rng, kind, {rows_to_share() - 5, 1024, 100})},
-      {cuda::config_named("wgmma_152x128_stream_k"),
-       plain_matmul_case(rng, kind, {rows_to_split(), 2304, 150})},
-      {cuda::config_named("wgmma_16x256_stream_k"),
-       plain_matmul_case(rng, kind, {rows_to_split(), 2304, 13})},
   };
-  constexpr int kProducts = static_cast<int>(std::size(products));
+  std::vector<Product> products;
+  const auto add = [&](const char *name, const MatmulShape &shape) {
+    products.push_back({cuda::config_named(name), plain_matmul_case(rng, kind, shape)});
+  };
+  if (can_share()) {
+    add("wgmma_304x128_stream_k", {rows_to_share() - 5, 4096, 300});
+    add("wgmma_128x128_stream_k", {rows_to_share() - 5, 1024, 100});
+    add("wgmma_152x128_stream_k", {rows_to_split(), 2304, 150});
+    add("wgmma_16x256_stream_k", {rows_to_split(), 2304, 13});
+  } else if (has_kernel(*runnable_families()[0], cuda::config_named("multistage_128x256"),
+                        kind.dtype)) {
+    add("multistage_128x256", {rows_to_share() - 5, 4096, 300});
+    add("multistage_64x256", {rows_to_split(), 2304, 60});
+    add("multistage_32x256", {rows_to_split(), 2304, 30});
+    add("multistage_16x256", {rows_to_split(), 2304, 13});
+  } else {
+    return;
+  }
+  const int count = static_cast<int>(products.size());
   std::vector<PlacedMatmul> placed;
   std::vector<std::vector<uint8_t>> expected;
   for (const auto &[config, test] : products) {
@@ -266,18 +274,18 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
     stream.synchronize();
     expected.push_back(placed.back().y.read());
   }
-  for (int i = 1; i < kProducts; ++i)
+  for (int i = 1; i < count; ++i)
     REQUIRE(placed[0].workspace.size() > placed[i].workspace.size() + (1 << 20));
   std::vector<DeviceBuffer> y;
-  for (int i = 0; i < kLaunches; ++i) y.emplace_back(placed[i % kProducts].y.size());
+  for (int i = 0; i < kLaunches; ++i) y.emplace_back(placed[i % count].y.size());
   for (int i = 0; i < kLaunches; ++i) {
-    const auto &[config, test] = products[i % kProducts];
-    const PlacedMatmul &product = placed[i % kProducts];
+    const auto &[config, test] = products[i % count];
+    const PlacedMatmul &product = placed[i % count];
     const ForcedMatmul forced(runnable_families()[0], config);
     nf4_matmul_args args = product.args(test);
     args.y = y[i].data();
     // The others' flags lie where the first's sums do.
-    const size_t begin = i % kProducts == 0 ? 0 : 1 << 20;
+    const size_t begin = i % count == 0 ? 0 : 1 << 20;
     REQUIRE(nf4_matmul_launch(&product.weight.tensor(), &args,
                               placed[0].workspace.data<uint8_t>() + begin,
                               placed[0].workspace.size() - begin, stream) == NF4_STATUS_OK);
@@ -285,7 +293,7 @@ TEST_CASE("matmuls in a stream share a workspace", "[cuda][matmul][long]") {
   stream.synchronize();
   for (int i = 0; i < kLaunches; ++i) {
     INFO("launch " << i);
-    CHECK(same_bytes(y[i].read(), expected[i % kProducts]));
+    CHECK(same_bytes(y[i].read(), expected[i % count]));
   }
 }
 

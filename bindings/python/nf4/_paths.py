@@ -99,7 +99,7 @@ def typical(kind: str) -> Structure:
 
 
 def fused_rows(kind: str, device: int) -> int | None:
-    """Returns up to how many rows of x in 16 bits libnf4's own kernels multiply a typical weight.
+    """Returns up to how many rows of x in fp16 libnf4's own kernels multiply a typical weight.
     None means any number of them."""
     weight = typical(kind)
     dense = (matmul_is_dense(weight, "fp16", m, device) for m in _ROWS)
@@ -108,8 +108,8 @@ def fused_rows(kind: str, device: int) -> int | None:
 
 
 def fused_from(kind: str, device: int) -> int:
-    """Returns from how many rows of x on libnf4's own kernels multiply a typical weight, where they
-    multiply it at all."""
+    """Returns from how many rows of x in fp16 on libnf4's own kernels multiply a typical weight,
+    where they multiply it at all."""
     weight = typical(kind)
     fused = (m for m in range(1, _ROWS[0]) if not matmul_is_dense(weight, "fp16", m, device))
     return next(fused, _ROWS[0])

@@ -126,8 +126,8 @@ constexpr int kFirstSkinny = first_config(is_skinny);
 constexpr int kSkinnyCount = kSkinny16 - kFirstSkinny + 1;
 
 // mma_64x64 is compiled for every family of GPUs, the skinny and the multistage configurations for
-// families with kTensorCores, and the wgmma configurations for Hopper alone. Among these, those of
-// stream-K come last.
+// families with kTensorCores, and for codebooks and fp16 without them, and the wgmma configurations
+// for Hopper alone. Among these, those of stream-K come last.
 constexpr int kFirstWgmma = first_config(is_wgmma);
 constexpr int kFirstStreamK = first_config(is_stream_k);
 // All configurations from this one to the last are multistage.

@@ -1,8 +1,8 @@
-// y = x W^T by mma.sync on GPUs that have no wgmma, from Ampere on, where skinny kernels cannot
-// run.
+// y = x W^T by mma.sync on GPUs that have no wgmma, where skinny kernels cannot run or take longer.
 //
 // A CTA of eight warps multiplies 256 rows of the weight by 16 to 128 rows of x in K-tiles of 64
-// columns. cp.async copies packed codes and x into stages of shared memory, several K-tiles ahead.
+// columns. cp.async copies packed codes and x into stages of shared memory, several K-tiles ahead;
+// on Turing, which has none, registers hold what is in flight (copies.cuh, row_packed.cuh).
 // A warp has 32 rows of the weight and all rows of x: it decodes each code once, in registers, by
 // look-ups in a table of pairs (codebook.cuh) or by arithmetic (int4.cuh), as operand A of
 // mma.m16n8k16, and loads x as operand B. CTAs share the tiles that do not fill the last wave

@@ -3,8 +3,8 @@
 // A CTA has rows of the weight, and each of its 16 warps 256 of their columns, so that a warp's
 // part of x stays in registers for all rows. W is A, x is B. One look-up in a LUT of all 256 bytes
 // turns a byte into two numbers (one PRMT for the address, one LDS). Scales are applied to the fp32
-// sums of each block. Where a CTA has 99 KiB of shared memory, it has 8 warps and half of the LUT
-// (NarrowMma); the figures below are those of 16 warps.
+// sums of each block. Where a CTA has 64 or 99 KiB of shared memory, and for 16 rows of x without
+// TMA, it has 8 warps and half of the LUT (NarrowMma); the figures below are those of 16 warps.
 //
 // Cost: 0.516 bytes read per weight; memory bounds it. Shared memory is next: a warp tile takes 64
 // cycles for look-ups, 16 to write, 16 to read, 10 for scales and 5 for sums. 16 warps need 1780
