@@ -621,7 +621,7 @@ const _: () = {
  capability 7.5 has one only for NF4 and FP4 with x in fp16 and without a lora. For more rows, the
  answer is fused on GPUs of compute capability 8.x and 12.x that have a kernel for them: for up to
  64 or 128 rows of x, depending on the size of the weight, and for gradients of NF4 and FP4 for up
- to 128. On 7.5 the first of these limits holds for NF4 and FP4 with x in fp16. The answer is also
+ to 128. On 7.5 the first of these limits holds with x in fp16, except for AWQ. The answer is also
  fused for experts with few rows, and for integers that have few columns or are slow to
  dequantize. A product that the launch refuses on a GPU, such as fp32 with more than 16 rows of
  x, is dense.
