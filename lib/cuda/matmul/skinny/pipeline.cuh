@@ -38,7 +38,7 @@ class StageTile {
   uint8_t *bytes_;
 };
 
-// What a lane multiplies of a warp tile, in registers: the words of its two rows.
+// The words of a lane's two rows of a warp tile, in registers.
 template <class Words>
 struct LaneTile {
   static constexpr int kCount = 32 / sizeof(Words);

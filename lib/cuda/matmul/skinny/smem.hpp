@@ -42,7 +42,7 @@ constexpr int kSkinnyLayoutCount = sizeof kSkinnyLayouts / sizeof kSkinnyLayouts
 
 // For 16 rows of x in fp32, which take many registers.
 constexpr SkinnyLayout kFp32M16Layout{8, 4, 4, 65536, kStageBytes, 0};
-// Of integer weights, which have no LUT.
+// The layout of integer weights, which have no LUT.
 constexpr SkinnyLayout kInt4Layout{kSkinnyWarps, 2, 2, 0, kStageBytes, 0};
 
 // Whether there are kernels of the wide layout for x in 16 bits. For 16 rows of x and 163 KiB, and
