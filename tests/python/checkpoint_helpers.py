@@ -32,6 +32,11 @@ NUMPY_NAMES = {
 }
 
 
+def stored_config(folder: Path) -> dict[str, Any]:
+    """The quantization_config of a model's config.json."""
+    return json.loads((folder / "config.json").read_text())["quantization_config"]
+
+
 def raw_file(header: object, data: bytes = b"") -> bytes:
     """The bytes of a file with this header, which need not be a sensible one."""
     if isinstance(header, (dict, list)):

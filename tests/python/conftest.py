@@ -154,6 +154,15 @@ def served() -> Iterator[object]:
 
 
 @pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """Counts the products with an adapter that libnf4 makes as one."""
+    from peft_cases import counted
+
+    with counted(monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
 def dense_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of x is made from a dense weight, as bitsandbytes makes it."""
     from nf4.torch import _kernels

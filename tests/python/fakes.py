@@ -1,4 +1,4 @@
-"""Objects that describe memory as GPU libraries do, without a GPU."""
+"""Objects that describe memory as GPU libraries do, without a GPU, and arrays."""
 
 from __future__ import annotations
 
@@ -115,3 +115,9 @@ class DlpackArray:
 
 _VERSIONED = b"dltensor_versioned"
 _UNVERSIONED = b"dltensor"
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import checkpoint_helpers as helpers
@@ -79,7 +78,7 @@ def test_convert_writes_the_config_of_the_layout(case, tmp_path):
     source = models.write(tmp_path / "q", tensors(case), config(case))
     for to in ("gptq", "awq", "compressed-tensors"):
         assert main(["convert", str(source), str(tmp_path / to), "--to", to]) == 0
-        written = json.loads((tmp_path / to / "config.json").read_text())["quantization_config"]
+        written = helpers.stored_config(tmp_path / to)
         assert written["quant_method"] == to and "packing_format" not in written
         assert main(["verify", str(tmp_path / to)]) == 0
         assert main(["dequantize", str(tmp_path / to), str(tmp_path / f"{to}-dense")]) == 0

@@ -21,6 +21,7 @@ from nf4.checkpoint import (
     QuantizeOptions,
     bnb,
     dequantize_checkpoint,
+    leftovers,
     quantize_checkpoint,
     survey,
 )
@@ -270,12 +271,15 @@ def test_what_the_library_rejects_we_reject(case):
 PARTS = {*GPTQ.names.values(), *COMPRESSED_TENSORS.names.values(), *bnb._PARTS}
 
 
+def is_plain(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return name != "__metadata__" and last not in PARTS and leftovers.PART.fullmatch(last) is None
+
+
 @settings(max_examples=100)
 @given(
     st.dictionaries(
-        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
-            lambda name: name != "__metadata__" and name.rpartition(".")[2] not in PARTS
-        ),
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(is_plain),
         st.tuples(
             st.sampled_from(["uint8", "float16", "bfloat16", "float32", "int64"]),
             st.lists(st.integers(0, 4), max_size=3),

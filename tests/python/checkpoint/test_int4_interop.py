@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,15 @@ from safetensors.torch import load_file  # noqa: E402
 _HELD = [case for case in CASES if not case.act_order]
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())["quantization_config"]
-
-
 @pytest.mark.parametrize("case", _HELD, ids=str)
 def test_compressed_tensors_decompresses_what_we_convert(case, tmp_path):
     source = output = case.folder(tmp_path / "q")
     if case.layout != "compressed-tensors":
         output = tmp_path / "ct"
         convert_checkpoint(str(source), str(output), "compressed-tensors")
-    (scheme,) = QuantizationConfig.model_validate(_config(output)).config_groups.values()
+    (scheme,) = QuantizationConfig.model_validate(
+        helpers.stored_config(output)
+    ).config_groups.values()
     stored = load_file(output / "model.safetensors")
     for module, weight in case.weights().items():
         parts = {n: a for n, a in stored.items() if n.startswith(f"{module}.")}
@@ -104,7 +101,7 @@ def test_transformers_reads_our_configuration(layout, tmp_path):
     source = Case("compressed-tensors").folder(tmp_path / "q")
     convert_checkpoint(str(source), str(tmp_path / "out"), layout)
     kind = transformers.AwqConfig if layout == "awq" else transformers.GPTQConfig
-    parsed = kind.from_dict(_config(tmp_path / "out"))
+    parsed = kind.from_dict(helpers.stored_config(tmp_path / "out"))
     assert (parsed.bits, parsed.group_size) == (4, 32)
     if layout == "awq":
         assert parsed.zero_point and parsed.format == "gemm"

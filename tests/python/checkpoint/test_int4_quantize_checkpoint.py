@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import checkpoint_helpers as helpers
 import int4_checkpoints as models
@@ -45,10 +44,6 @@ def _quantize(source: Path, destination: Path, *arguments: str) -> int:
     return main(["quantize", str(source), str(destination), "--format", "int4", *arguments])
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())["quantization_config"]
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("layout", oracle.LAYOUTS)
@@ -74,7 +69,7 @@ def test_the_parts_are_those_of_quantize_int4(layout, symmetric, dtype, tmp_path
     for name in before.keys() - set(NAMES):
         assert found[name] == before[name]
     assert not any(finding.severity == "fault" for finding in audit(str(output))[1])
-    config = _config(output)
+    config = helpers.stored_config(output)
     assert config["quant_method"] == {"gptq_v2": "gptq"}.get(layout, layout)
     if layout == "compressed-tensors":
         assert config["ignore"] == ["lm_head"]
@@ -99,7 +94,7 @@ def test_the_defaults(tmp_path, capsys):
     ]
     with Checkpoint(tmp_path / "q") as checkpoint:
         assert list(survey(checkpoint).weights) == [NAMES[1]]
-    assert _config(tmp_path / "q")["ignore"] == ["lm_head", "model.layers.0.q_proj"]
+    assert helpers.stored_config(tmp_path / "q")["ignore"] == ["lm_head", "model.layers.0.q_proj"]
 
 
 def test_dequantized_is_near_the_dense_model(tmp_path, capsys):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import checkpoint_helpers as helpers
 import int4_checkpoints as models
@@ -19,10 +17,6 @@ from nf4.checkpoint import (
     dequantize_checkpoint,
 )
 from nf4.cli import main
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())["quantization_config"]
 
 
 def _repacked(weight: oracle.Int4Arrays, to: str, symmetric: bool) -> oracle.Int4Arrays:
@@ -106,9 +100,9 @@ def test_configurations_are_those_of_the_layouts(tmp_path):
         "quant_method": "gptq",
         "sym": True,
     }
-    assert _config(tmp_path / "gptq") == gptq
-    assert _config(tmp_path / "gptq_v2") == gptq | {"checkpoint_format": "gptq_v2"}
-    assert _config(tmp_path / "awq") == {
+    assert helpers.stored_config(tmp_path / "gptq") == gptq
+    assert helpers.stored_config(tmp_path / "gptq_v2") == gptq | {"checkpoint_format": "gptq_v2"}
+    assert helpers.stored_config(tmp_path / "awq") == {
         "bits": 4,
         "group_size": 32,
         "modules_to_not_convert": ["lm_head"],
@@ -117,7 +111,7 @@ def test_configurations_are_those_of_the_layouts(tmp_path):
         "zero_point": True,
     }
     convert_checkpoint(str(tmp_path / "awq"), str(tmp_path / "back"), "compressed-tensors")
-    back = _config(tmp_path / "back")
+    back = helpers.stored_config(tmp_path / "back")
     assert back["config_groups"]["group_0"]["weights"]["symmetric"] is True
     assert back["ignore"] == ["lm_head"] and back["format"] == "pack-quantized"
     assert back["config_groups"]["group_0"]["weights"]["group_size"] == 32
@@ -130,7 +124,7 @@ def test_between_the_versions_of_gptq_the_rest_of_the_configuration_stays(tmp_pa
     source = Case("gptq").folder(tmp_path / "q", **more)
     convert_checkpoint(str(source), str(tmp_path / "out"), "gptq_v2")
     changed = {"checkpoint_format": "gptq_v2", "format": "gptq_v2"}
-    assert _config(tmp_path / "out") == _config(source) | changed
+    assert helpers.stored_config(tmp_path / "out") == helpers.stored_config(source) | changed
 
 
 def test_act_order_is_told_to_the_programs(tmp_path, capsys):
@@ -138,10 +132,10 @@ def test_act_order_is_told_to_the_programs(tmp_path, capsys):
     arguments = ["convert", str(source), str(tmp_path / "ct"), "--to", "compressed-tensors"]
     assert main(arguments) == 0
     assert "which the package compressed-tensors loads up to 0.18 alone" in capsys.readouterr().err
-    weights = _config(tmp_path / "ct")["config_groups"]["group_0"]["weights"]
+    weights = helpers.stored_config(tmp_path / "ct")["config_groups"]["group_0"]["weights"]
     assert weights["actorder"] == "group"
     convert_checkpoint(str(tmp_path / "ct"), str(tmp_path / "back"), "gptq_v2")
-    assert _config(tmp_path / "back")["desc_act"] is True
+    assert helpers.stored_config(tmp_path / "back")["desc_act"] is True
 
 
 def test_zero_points_that_borrow_are_told(tmp_path, capsys):
@@ -176,7 +170,7 @@ def test_several_group_sizes_are_groups_of_compressed_tensors_alone(tmp_path, ca
     config = Case("gptq").config | {"dynamic": {r"+:.*\.2\..*": {"group_size": 64}}}
     source = models.write(tmp_path / "q", stored, config)
     convert_checkpoint(str(source), str(tmp_path / "ct"), "compressed-tensors")
-    groups = _config(tmp_path / "ct")["config_groups"]
+    groups = helpers.stored_config(tmp_path / "ct")["config_groups"]
     assert [(g["targets"], g["weights"]["group_size"]) for g in groups.values()] == [
         (["Linear"], 32),
         ([modules[2]], 64),
@@ -204,7 +198,7 @@ def test_awq_entries_skip_no_module_whose_name_begins_alike(tmp_path):
     stored[f"{module}.weight"] = helpers.random_weight((4, 64), "float16")
     source = models.write(tmp_path / "q", stored, Case("gptq").config)
     convert_checkpoint(str(source), str(tmp_path / "out"), "awq")
-    entries = _config(tmp_path / "out")["modules_to_not_convert"]
+    entries = helpers.stored_config(tmp_path / "out")["modules_to_not_convert"]
     assert entries == ["lm_head", r"model\.layers\.0\.mlp\.gate$"]
     assert main(["verify", str(tmp_path / "out")]) == 0
 

@@ -125,7 +125,7 @@ def test_options_reach_the_configuration(tmp_path):
     model = helpers.write_model(tmp_path / "model")
     options = ["--format", "fp4", "--flat", "--compute-dtype", "float16", "--skip", "layers.1"]
     assert main(["quantize", str(model), str(tmp_path / "q"), *options]) == 0
-    config = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    config = helpers.stored_config(tmp_path / "q")
     assert config["bnb_4bit_quant_type"] == "fp4"
     assert config["bnb_4bit_use_double_quant"] is False
     assert config["bnb_4bit_compute_dtype"] == "float16"
@@ -136,7 +136,7 @@ def test_options_reach_the_configuration(tmp_path):
 def test_compute_dtype_without_a_config_is_that_of_the_weights(tmp_path):
     model = helpers.write_model(tmp_path / "model", helpers.dense_tensors("float16"))
     assert main(["quantize", str(model), str(tmp_path / "q")]) == 0
-    config = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    config = helpers.stored_config(tmp_path / "q")
     assert config["bnb_4bit_compute_dtype"] == "float16"
 
 

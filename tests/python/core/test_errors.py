@@ -8,7 +8,7 @@ import weakref
 import nf4
 import numpy as np
 import pytest
-from fakes import CudaArray
+from fakes import CudaArray, read_only
 
 RNG = np.random.default_rng(0)
 SOURCE = RNG.standard_normal((6, 64)).astype(np.float32)
@@ -24,12 +24,6 @@ def quantized(nested_blocksize=256):
 
 def changed(**changes):
     return dataclasses.replace(quantized(), **changes)
-
-
-def read_only(array):
-    copy = array.copy()
-    copy.flags.writeable = False
-    return copy
 
 
 QUANTIZE = {

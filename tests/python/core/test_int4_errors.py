@@ -6,7 +6,7 @@ import nf4
 import numpy as np
 import pytest
 from cases import numbers
-from fakes import CudaArray
+from fakes import CudaArray, read_only
 from int4_cases import Case, tensor_of
 
 ROWS, COLS = 24, 96
@@ -21,12 +21,6 @@ def changed(**changes):
 
 def of_layout(layout, shape, group_size=32):
     return changed(layout=layout, shape=shape, group_size=group_size, g_idx=None)
-
-
-def read_only(array):
-    copy = array.copy()
-    copy.flags.writeable = False
-    return copy
 
 
 def require_refused(message, call):

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from cases import numbers
-from fakes import CudaArray, DlpackArray
+from fakes import CudaArray, DlpackArray, read_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import any_case
@@ -81,15 +81,9 @@ VIEWS = {
     "every other row": lambda x: np.repeat(x, 2, axis=-2)[..., ::2, :],
     "a row of a vector": lambda x: x[0, 0],
     "rows of length 1 between": lambda x: gapped(x, 5)[:, None],
-    "read-only": lambda x: read_only(x),
+    "read-only": read_only,
     "DLPack": lambda x: DlpackArray(gapped(x, 3), 2),
 }
-
-
-def read_only(array):
-    copy = array.copy()
-    copy.flags.writeable = False
-    return copy
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -1,10 +1,10 @@
-"""What is prepared at a weight's first use stays right: copies, moved memory, threads."""
+"""What is prepared at a QuantizedTensor's first use stays right: threads, parts that are no longer
+right, tensors. test_prepared_kinds has what each kind has."""
 
 import copy
 import ctypes
 import dataclasses
 import gc
-import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -18,7 +18,6 @@ from nf4._prepared import _nf4_fast, prepare
 
 pytestmark = pytest.mark.usefixtures("way_to_call")
 SOURCE = np.random.default_rng(0).standard_normal((6, 640)).astype(np.float32)
-PARTS = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook")
 THREADS = 16
 
 
@@ -27,45 +26,6 @@ def used():
     q = nf4.quantize(SOURCE, codebook=nf4.codebook())
     nf4.dequantize(q)
     return q
-
-
-@pytest.mark.parametrize(
-    "copied",
-    [
-        copy.deepcopy,
-        lambda q: pickle.loads(pickle.dumps(q)),
-        lambda q: dataclasses.replace(q, packed=q.packed.copy()),
-    ],
-    ids=["deepcopy", "pickle", "replace"],
-)
-def test_a_copy_has_addresses_of_its_own(copied):
-    q = used()
-    expected = nf4.dequantize(q)
-    other = copied(q)
-    other.packed[...] = 0x77
-    assert not nf4.dequantize(other).any()
-    assert oracle.differing(nf4.dequantize(q), expected) == 0
-
-
-def test_a_shallow_copy_shares_the_parts():
-    q = used()
-    other = copy.copy(q)
-    assert all(getattr(other, name) is getattr(q, name) for name in PARTS)
-    assert oracle.differing(nf4.dequantize(other), nf4.dequantize(q)) == 0
-
-
-def test_a_weight_is_prepared_once():
-    q = used()
-    assert prepare(q) is prepare(q)
-
-
-def test_the_common_call_is_the_extensions(way_to_call):
-    q = used()
-    expected = nf4.dequantize(q)
-    out = np.zeros_like(expected)
-    status = prepare(q).launch(out.ctypes.data, None, None)
-    assert status == {"extension": 0, "ctypes": None}[way_to_call]
-    assert (oracle.differing(out, expected) == 0) is (status == 0)
 
 
 @pytest.mark.skipif(_nf4_fast is None, reason="the extension module _nf4_fast is not built")
@@ -134,25 +94,6 @@ class TestTensors:
         q = torch_memory.weight_on(used(), "cpu")
         nf4.dequantize(q)
         return q
-
-    def test_the_common_call_is_the_extensions(self, torch, q, way_to_call):
-        if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-            pytest.skip(f"torch {torch.__version__} has no DLPack exchange")
-        out = torch.zeros(SOURCE.shape)
-        for dtype in (None, "fp32", torch.float32):
-            status = prepare(q).launch(out.zero_(), dtype, None)
-            assert status == {"extension": 0, "ctypes": None}[way_to_call]
-            assert torch.equal(out, nf4.dequantize(q)) is (status == 0)
-
-    @pytest.mark.parametrize("name", PARTS)
-    def test_each_part_may_move(self, torch, q, name):
-        before = nf4.dequantize(q)
-        part = getattr(q, name)
-        other = part.flip(0) if part.numel() > 1 else part + 1
-        part.data = other
-        result = nf4.dequantize(q)
-        fresh = nf4.dequantize(copy.copy(q))
-        assert torch.equal(result, fresh) and not torch.equal(result, before)
 
     def test_a_part_that_moved_and_shrank(self, q):
         q.absmax.data = q.absmax[:-1].clone()

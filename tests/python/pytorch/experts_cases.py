@@ -44,6 +44,11 @@ def gpt_oss(**sizes):
 MODELS = {"qwen3": qwen3, "mixtral": mixtral, "gpt-oss": gpt_oss}
 
 
+def logits(model):
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
 def dense_twin(model):
     """The same model with the dequantized weights, computed by transformers' own loop."""
     twin = copy.deepcopy(model)

@@ -17,7 +17,7 @@ torch_cases.require("torch", "transformers")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from experts_cases import MODELS, TOKENS, dense_twin, gpt_oss, qwen3  # noqa: E402
+from experts_cases import MODELS, dense_twin, gpt_oss, logits, qwen3  # noqa: E402
 from nf4.checkpoint import Checkpoint, FormatError  # noqa: E402
 from nf4.checkpoint.architecture import UnknownModel  # noqa: E402
 from nf4.checkpoint.audit import audit  # noqa: E402
@@ -31,11 +31,6 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 EXPERTS = QuantizeOptions(experts=True)
 STACK = "model.layers.0.mlp.experts.gate_up_proj"
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(TOKENS).logits
 
 
 def config_of(folder):

@@ -17,17 +17,12 @@ torch_cases.require("torch", "transformers")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from experts_cases import MODELS, TOKENS, qwen3  # noqa: E402
+from experts_cases import MODELS, TOKENS, logits, qwen3  # noqa: E402
 from nf4.checkpoint import FormatError  # noqa: E402
 from nf4.torch import NF4Experts, NF4Linear, quantize_model  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModel, AutoModelForCausalLM  # noqa: E402
 from transformers.quantizers import auto  # noqa: E402
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(TOKENS).logits
 
 
 def saved(folder, model, **options):

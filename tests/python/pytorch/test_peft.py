@@ -16,7 +16,6 @@ from peft_cases import (  # noqa: E402
     IN,
     OUT,
     RANK,
-    counted,
     layer_of,
     pair,
     require_equal,
@@ -29,12 +28,6 @@ if not _fast.registered:
     pytest.skip("this torch has not what C++ needs", allow_module_level=True)
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 1.2e-2, torch.float16: 2e-3}
-
-
-@pytest.fixture
-def fused(monkeypatch):
-    with counted(monkeypatch) as found:
-        yield found
 
 
 # ---- The same results ------------------------------------------------------------------

@@ -16,7 +16,6 @@ from peft_cases import (  # noqa: E402
     IN,
     adapted,
     base,
-    counted,
     dense,
     layer_of,
     pair,
@@ -26,12 +25,6 @@ from peft_cases import (  # noqa: E402
     trained,
 )
 from torch import nn  # noqa: E402
-
-
-@pytest.fixture
-def fused(monkeypatch):
-    with counted(monkeypatch) as found:
-        yield found
 
 
 def _hook(model):

@@ -17,13 +17,7 @@ import peft  # noqa: E402
 import torch  # noqa: E402
 from nf4.torch import peft as nf4_peft  # noqa: E402
 from nf4.torch._import_watch import is_loaded  # noqa: E402
-from peft_cases import IN, counted, pair, require_equal, results  # noqa: E402
-
-
-@pytest.fixture
-def fused(monkeypatch):
-    with counted(monkeypatch) as found:
-        yield found
+from peft_cases import IN, pair, require_equal, results  # noqa: E402
 
 
 def test_given_back_and_taken_again(fused):

@@ -100,17 +100,20 @@ def test_second_order_and_rows_of_no_expert():
     assert not back[~inside.flatten()].any()
 
 
-def test_the_operator_passes_torchs_checks():
-    weight = stack()
+def require_torchs_checks(parts, kind=""):
+    """Of linear_grouped and its gradient, for a weight with these parts."""
     ends, x_index, _ = routing()
     x, bias = operands(torch.float32)
-    parts = nf4.torch._weight.WeightParts.of(weight).arguments()
-    op = torch.ops.nf4.linear_grouped.default
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    op = getattr(torch.ops.nf4, f"linear_grouped{kind}").default
     torch.library.opcheck(op, (x, ends, x_index, bias, *parts), test_utils=tests)
     grad_y = torch.randn(len(x_index), ROWS, requires_grad=True)
-    op = torch.ops.nf4.linear_grouped_backward.default
+    op = getattr(torch.ops.nf4, f"linear_grouped_backward{kind}").default
     torch.library.opcheck(op, (grad_y, ends, x_index, TOKENS, *parts), test_utils=tests)
+
+
+def test_the_operator_passes_torchs_checks():
+    require_torchs_checks(nf4.torch._weight.WeightParts.of(stack()).arguments())
 
 
 def test_compiled_with_gradients():
@@ -183,15 +186,8 @@ def test_a_dense_stack_of_integers_is_made_expert_by_expert():
 
 def test_the_operators_of_integers_pass_torchs_checks():
     weight = nf4.quantize_int4(torch.randn(EXPERTS, ROWS, COLS), layout="awq", group_size=32)
-    ends, x_index, _ = routing()
-    x, bias = operands(torch.float32)
-    parts = nf4.torch._int4_weight.Int4Stack.of(weight).arguments()
-    op = torch.ops.nf4.linear_grouped_int4.default
-    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(op, (x, ends, x_index, bias, *parts), test_utils=tests)
-    grad_y = torch.randn(len(x_index), ROWS, requires_grad=True)
-    op = torch.ops.nf4.linear_grouped_backward_int4.default
-    torch.library.opcheck(op, (grad_y, ends, x_index, TOKENS, *parts), test_utils=tests)
+    require_torchs_checks(nf4.torch._int4_weight.Int4Stack.of(weight).arguments(), "_int4")
+    x, _ = operands(torch.float32)
     with pytest.raises(nf4.InvalidArgument, match="expected .rows, cols."):
         nf4.torch.linear(x, weight)
     op, given = torch.ops.nf4.quantize_int4.default, torch.randn(EXPERTS, ROWS, COLS)

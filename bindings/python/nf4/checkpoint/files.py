@@ -32,6 +32,10 @@ class Closing(ABC):
     def close(self) -> None:
         """Release what is held; a second call does nothing."""
 
+    def finish(self) -> None:
+        """Called at the end of a block that raised nothing."""
+        self.close()
+
     def __enter__(self: _Self) -> _Self:
         return self
 
@@ -42,19 +46,23 @@ class Closing(ABC):
         trace: TracebackType | None,
     ) -> None:
         if error is None:
-            self.close()
+            self.finish()
             return
         # The block's error is reported, and not one from closing after it.
         with contextlib.suppress(OSError):
             self.close()
 
 
-class _Descriptor(Closing):
+class Descriptor(Closing):
+    """An open file, which is closed once."""
+
     def __init__(self, fd: int):
-        self.fd = fd
+        self._fd = fd
 
     def close(self) -> None:
-        os.close(self.fd)
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
 
 def file_kind(mode: int) -> str:
@@ -105,7 +113,7 @@ def write_fully(fd: int, data: memoryview, offset: int) -> None:
 def sync_directory(path: str) -> None:
     """Make the names in a directory durable, on file systems that support it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with _Descriptor(fd), naming(path):
+    with Descriptor(fd), naming(path):
         try:
             os.fsync(fd)
         except OSError as error:
@@ -120,7 +128,7 @@ def _created(path: str, like: str) -> Iterator[int]:
     at the end."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(path, flags, creation_mode(0o666, like))
-    with naming(path), _Descriptor(fd):
+    with naming(path), Descriptor(fd):
         yield fd
         os.fsync(fd)
 
@@ -135,7 +143,7 @@ def copy_synced(source: str, destination: str) -> None:
     """Copy a regular file's bytes to a new file and sync it. Raises FormatError if the source is
     not a regular file, or its size changes meanwhile."""
     fd, status = open_regular(source)
-    with _Descriptor(fd), _created(destination, source) as output:
+    with Descriptor(fd), _created(destination, source) as output:
         done = 0
         while True:
             with naming(source):

@@ -10,14 +10,14 @@ from safetensors import SafetensorError, safe_open
 
 from nf4.checkpoint.dtypes import NUMPY
 from nf4.checkpoint.errors import FormatError, naming
-from nf4.checkpoint.files import Closing, open_regular
+from nf4.checkpoint.files import Descriptor, open_regular
 from nf4.checkpoint.header import TensorInfo, check_tensor_count, header_length, parse_header
 
 # The size of the pieces in which data is copied.
 PIECE_BYTES = 8 << 20
 
 
-class SafetensorsFile(Closing):
+class SafetensorsFile(Descriptor):
     """An open safetensors file whose whole structure has been checked.
 
     tensors: name -> TensorInfo, in the order of the data. A context manager. The file is not
@@ -104,8 +104,3 @@ class SafetensorsFile(Closing):
         now = os.fstat(self._fd)
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise FormatError(self.path, "changed while it was read")
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)

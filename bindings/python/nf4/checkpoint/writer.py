@@ -6,16 +6,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 
 import numpy as np
 
 from nf4.checkpoint.errors import naming
-from nf4.checkpoint.files import Closing, write_fully
+from nf4.checkpoint.files import Descriptor, write_fully
 from nf4.checkpoint.header import TensorSpec, build_header
 
 
-class SafetensorsWriter(Closing):
+class SafetensorsWriter(Descriptor):
     """Creates the file `path`, which must not exist, for the tensors `specs`.
 
     `write` writes their data; `finish` checks that all of it was written, and syncs. As a context
@@ -61,26 +60,12 @@ class SafetensorsWriter(Closing):
 
     def finish(self) -> None:
         unwritten = [name for name, missing in self._missing.items() if missing]
-        if unwritten:
-            raise ValueError(f"{self.path}: never written in full: {', '.join(unwritten)}")
-        with naming(self.path):
-            os.fsync(self._fd)
-            self.close()
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
         try:
-            if kind is None:
-                self.finish()
+            if unwritten:
+                raise ValueError(f"{self.path}: never written in full: {', '.join(unwritten)}")
+            with naming(self.path):
+                os.fsync(self._fd)
+                self.close()
         finally:
             # It is open here only after an error, which is then reported.
             with contextlib.suppress(OSError):

@@ -17,6 +17,8 @@ from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.jsonio import MAX_CONFIG_BYTES, read_object
 from nf4.checkpoint.quantization import config_path
 from nf4.checkpoint.reader import SafetensorsFile
+from nf4.errors import InvalidArgument
+from nf4.torch._checks import require_transformers
 from nf4.torch.distributed._reading import dtype_of, read_part
 
 if TYPE_CHECKING:
@@ -26,9 +28,15 @@ _ADAPTER = "adapter_config.json"
 _GENERATION = "generation_config.json"
 
 
-def require_no_adapter(path: str | os.PathLike[str]) -> None:
-    """Raises FormatError for a folder with a PEFT adapter, alone or beside a model, because
-    transformers would apply it."""
+def require_folder(path: str | os.PathLike[str]) -> None:
+    """Requires a transformers in which models can be looked up, and `path` to be a folder without a
+    PEFT adapter, alone or beside a model, because transformers would apply it. Raises ImportError,
+    InvalidArgument and FormatError."""
+    require_transformers()
+    if not os.path.isdir(path):
+        raise InvalidArgument(
+            f"path is {os.fspath(path)!r}; expected a local directory with config.json"
+        )
     adapter = os.path.join(path, _ADAPTER)
     if os.path.lexists(adapter):
         raise FormatError(

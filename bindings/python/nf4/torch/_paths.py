@@ -16,8 +16,8 @@ from nf4._args import SOME
 from nf4.torch._int4_weight import Int4Parts, Int4Stack
 from nf4.torch._weight import WeightParts
 
-# An answer depends on the kind of weight, its Spec, and which optional parts it has. Addresses count
-# as aligned: tensors of a graph that is traced have none.
+# An answer depends on the kind of weight, its Spec, and which optional parts it has. Addresses
+# count as aligned: tensors of a graph that is traced have none.
 _Weight = tuple[type, Any, tuple[bool, ...]]
 
 

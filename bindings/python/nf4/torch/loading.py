@@ -11,11 +11,10 @@ from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import require_readable
 from nf4.checkpoint.quantization import config_path
 from nf4.checkpoint.stacks import is_stack
-from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
 from nf4.torch._annotations import PreTrainedModel
-from nf4.torch._checks import require_transformers, torch_dtype
-from nf4.torch._model_source import require_no_adapter
+from nf4.torch._checks import torch_dtype
+from nf4.torch._model_source import require_folder
 from nf4.torch.modules.base import torch_device
 from nf4.typing import DTypeLike
 
@@ -51,12 +50,7 @@ def load(
     """
     wanted = "auto" if dtype is None else torch_dtype(dtype)
     moved_to = torch_device(device)
-    require_transformers()
-    if not os.path.isdir(path):
-        raise InvalidArgument(
-            f"path is {os.fspath(path)!r}; expected a local directory with config.json"
-        )
-    require_no_adapter(path)
+    require_folder(path)
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
         require_readable(checkpoint, found)

@@ -130,14 +130,9 @@ def _gemm_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
     return gemm_4bit
 
 
-def _flat(
-    A: Tensor, absmax: Tensor, blocksize: int, quant_type: str, shape: Sequence[int]
-) -> WeightParts:
-    spec = Spec.of(shape, quant_type, blocksize, 0)
-    return WeightParts(as_bytes(A), absmax, None, None, None, None, spec).with_float_scales()
+def _dequantize_4bit(original: Callable[..., Any]) -> Callable[..., Tensor | None]:
+    """Also serves the overload with `out`, which returns nothing."""
 
-
-def _dequantize_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
     def dequantize_4bit(
         A: Tensor,
         absmax: Tensor,
@@ -145,36 +140,23 @@ def _dequantize_4bit(original: Callable[..., Any]) -> Callable[..., Tensor]:
         quant_type: str,
         shape: Sequence[int],
         dtype: torch.dtype,
-    ) -> Tensor:
-        if not is_ours(A):
-            return original(A, absmax, blocksize, quant_type, shape, dtype)
-        return _kernels.dequantize(_flat(A, absmax, blocksize, quant_type, shape), dtype)
+        *out: Tensor,
+    ) -> Tensor | None:
+        if is_ours(A):
+            spec = Spec.of(shape, quant_type, blocksize, 0)
+            flat = WeightParts(as_bytes(A), absmax, None, None, None, None, spec)
+            made = _kernels.dequantize(flat.with_float_scales(), dtype, *out)
+        else:
+            made = original(A, absmax, blocksize, quant_type, shape, dtype, *out)
+        return None if out else made
 
     return dequantize_4bit
-
-
-def _dequantize_4bit_out(original: Callable[..., Any]) -> Callable[..., None]:
-    def dequantize_4bit_out(
-        A: Tensor,
-        absmax: Tensor,
-        blocksize: int,
-        quant_type: str,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        out: Tensor,
-    ) -> None:
-        if not is_ours(A):
-            original(A, absmax, blocksize, quant_type, shape, dtype, out)
-            return
-        _kernels.dequantize(_flat(A, absmax, blocksize, quant_type, shape), dtype, out)
-
-    return dequantize_4bit_out
 
 
 OPERATORS = {
     "gemm_4bit": (_GEMM, _gemm_4bit),
     "dequantize_4bit": (_DEQUANTIZE, _dequantize_4bit),
-    "dequantize_4bit.out": ((*_DEQUANTIZE, "out"), _dequantize_4bit_out),
+    "dequantize_4bit.out": ((*_DEQUANTIZE, "out"), _dequantize_4bit),
 }
 
 

@@ -21,8 +21,8 @@ from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings
 from nf4.torch._annotations import PreTrainedModel
-from nf4.torch._checks import require_transformers, torch_dtype
-from nf4.torch._model_source import class_and_config, require_no_adapter, set_generation
+from nf4.torch._checks import torch_dtype
+from nf4.torch._model_source import class_and_config, require_folder, set_generation
 from nf4.torch.experts import put, save_as_stacks
 from nf4.torch.modules import NF4Experts
 from nf4.typing import DTypeLike
@@ -54,12 +54,7 @@ def empty_model(
     """
     wanted = None if dtype is None else torch_dtype(dtype)
     computing = None if compute_dtype is None else torch_dtype(compute_dtype, "compute_dtype")
-    require_transformers()
-    if not os.path.isdir(path):
-        raise InvalidArgument(
-            f"path is {os.fspath(path)!r}; expected a local directory with config.json"
-        )
-    require_no_adapter(path)
+    require_folder(path)
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
         require_readable(checkpoint, found)

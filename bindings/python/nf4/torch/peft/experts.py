@@ -172,34 +172,8 @@ def merge(
     original: Callable[..., None], to_merge: Callable[..., Sequence[str] | None]
 ) -> Callable[..., None]:
     """Wraps `merge`: dequantizes one stack at a time. to_merge: PEFT's check_adapters_to_merge."""
-
-    @functools.wraps(original)
-    @torch.no_grad()
-    def merge(self: Any, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        stack = _stack_of(self)
-        if stack is None:
-            original(self, safe_merge=safe_merge, adapter_names=adapter_names)
-            return
-        for adapter in to_merge(self, adapter_names) or ():
-            if adapter in self.lora_A:
-                _add(self, stack, adapter, 1)
-                self.merged_adapters.append(adapter)
-
-    return merge
+    return merging.merge(original, to_merge, _stack_of, functools.partial(_add, sign=1))
 
 
 def unmerge(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    @torch.no_grad()
-    def unmerge(self: Any) -> None:
-        stack = _stack_of(self)
-        if stack is None or not self.merged:
-            original(self)  # it warns if nothing is merged
-            return
-        while self.merged_adapters:
-            adapter = self.merged_adapters[-1]
-            if adapter in self.lora_A:
-                _add(self, stack, adapter, -1)
-            self.merged_adapters.pop()
-
-    return unmerge
+    return merging.unmerge(original, _stack_of, functools.partial(_add, sign=-1))

@@ -69,39 +69,59 @@ def _unmerge(layer: Any, base: NF4Linear, adapter: str) -> None:
         base.bias.data -= layer.lora_B[adapter].bias * layer.scaling[adapter]
 
 
+def _base_of(layer: Any) -> NF4Linear | None:
+    base = layer.get_base_layer()
+    return base if isinstance(base, NF4Linear) else None
+
+
+def _mergeable(layer: Any) -> NF4Linear | None:
+    require_mergeable(layer.get_base_layer())
+    return _base_of(layer)
+
+
 def merge(
-    original: Callable[..., None], to_merge: Callable[..., Sequence[str] | None]
+    original: Callable[..., None],
+    to_merge: Callable[..., Sequence[str] | None],
+    base_of: Callable[[Any], Any] = _mergeable,
+    add: Callable[[Any, Any, str], None] = _merge,
 ) -> Callable[..., None]:
-    """Wraps `merge` of PEFT's layers. to_merge: PEFT's check_adapters_to_merge."""
+    """Wraps `merge` of PEFT's layers. to_merge: PEFT's check_adapters_to_merge. base_of: returns
+    the module that has a layer's weight; None leaves the layer to PEFT. add(layer, base, adapter):
+    merges one adapter."""
 
     @functools.wraps(original)
     @torch.no_grad()
     def merge(self: Any, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        base = self.get_base_layer()
-        require_mergeable(base)
-        if not isinstance(base, NF4Linear):
+        base = base_of(self)
+        if base is None:
             original(self, safe_merge=safe_merge, adapter_names=adapter_names)
             return
         for adapter in to_merge(self, adapter_names) or ():
             if adapter in self.lora_A:
-                _merge(self, base, adapter)
+                add(self, base, adapter)
                 self.merged_adapters.append(adapter)
 
     return merge
 
 
-def unmerge(original: Callable[..., None]) -> Callable[..., None]:
+def unmerge(
+    original: Callable[..., None],
+    base_of: Callable[[Any], Any] = _base_of,
+    subtract: Callable[[Any, Any, str], None] = _unmerge,
+) -> Callable[..., None]:
+    """Wraps `unmerge`, likewise."""
+
     @functools.wraps(original)
     @torch.no_grad()
     def unmerge(self: Any) -> None:
-        base = self.get_base_layer()
-        if not self.merged or not isinstance(base, NF4Linear):
+        base = base_of(self)
+        if base is None or not self.merged:
             original(self)  # it warns if nothing is merged
             return
         while self.merged_adapters:
             adapter = self.merged_adapters[-1]
             if adapter in self.lora_A:
-                _unmerge(self, base, adapter)
+                subtract(self, base, adapter)
             self.merged_adapters.pop()
 
     return unmerge
