@@ -59,8 +59,8 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     INFO("family " << family.name);
     check_kernels(cuda::kernels_of<cuda::DequantKernels>(family), 0, seen);
     check_kernels(cuda::kernels_of<cuda::QuantizeKernels>(family), 0, seen);
-    // Of the skinny kernels, fp32 has the wide layout alone, and 16 rows of x in 16 bits have it
-    // with TMA. Turing's layout has fp16, one weight and batches.
+    // Skinny kernels of fp32 have the wide layout alone, and those of 16 rows of x in 16 bits have
+    // it with TMA. Turing's layout has fp16, one weight and batches.
     constexpr size_t kSkinny = cuda::kSkinnyCount, kOfDtype = 3 * 2 * kSkinny;
     const size_t wide = 3 * kOfDtype - (family.tensor_maps ? 0 : 2 * kOfDtype / kSkinny);
     const size_t skinny = family.tensor_cores ? wide + 2 * kOfDtype : 2 * 2 * kSkinny;
@@ -69,7 +69,7 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     // Turing's are of fp16, without the widest tile.
     check_kernels(cuda::kernels_of<cuda::MultistageKernels>(family),
                   family.tensor_cores ? 0 : cuda::kMultistageCount + 1, seen);
-    // Of integers, Turing has none of AWQ, and it has none of the gradient.
+    // Turing has no kernels of AWQ, and none of the gradient.
     constexpr size_t kTiles = cuda::kMultistageCount;
     check_kernels(cuda::kernels_of<cuda::Int4MultistageKernels>(family),
                   family.tensor_cores ? 0 : (3 + 1) * kTiles, seen);

@@ -193,7 +193,7 @@ const Row kRows[] = {
     // Integers fit 99 KiB. Small groups are slow to dequantize.
     {gptq, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {gptq, kFp16, 64, {}, kFused, kFused, kFused, kFused, kDense, kFused},
-    {awq, kFp16, 64, {}, kDense, kFused, kFused, kFused, kDense, kFused},
+    {awq, kFp16, 16, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {gptq, kBf16, 4, {}, kDense, kFused, kFused, kFused, kFused, kDense},
     {gptq, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {gptq, kBf16, 17, {}, kDense, kFused, kFused, kFused, kDense, kFused},

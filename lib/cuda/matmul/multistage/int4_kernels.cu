@@ -29,7 +29,7 @@ template <class Arch, class T>
 void set_kernels(const void *(&kernels)[3][kMultistageCount]) {
   constexpr auto kConfigs = std::make_integer_sequence<int, kMultistageCount>();
   set_layout<Arch, T, MultistageGptq>(kernels[0], kConfigs);
-  // Those of AWQ load through stages that cp.async fills.
+  // The kernels of AWQ load through stages that cp.async fills.
   if constexpr (Arch::kTensorCores)
     set_layout<Arch, T, MultistageAwq>(kernels[NF4_INT4_AWQ - NF4_INT4_GPTQ], kConfigs);
   set_layout<Arch, T, MultistageRowPacked>(kernels[NF4_INT4_COMPRESSED_TENSORS - NF4_INT4_GPTQ],

@@ -119,7 +119,7 @@ struct MultistageGptq : NeighbouringRows {
     }
     const int words_ = words();
   };
-  // From memory to registers, where there is no cp.async. The words of the next K-tile are in
+  // Where there is no cp.async, words go from memory to registers. Those of the next K-tile are in
   // flight.
   class Registers {
    public:

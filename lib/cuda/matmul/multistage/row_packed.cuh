@@ -56,7 +56,8 @@ class RowPackedStages : public TileCopies<Arch, kMultistageTileN, 2> {
   int words_;  // the offset of the lane's own
 };
 
-// From memory to registers, where there is no cp.async. The words of the next K-tile are in flight.
+// Where there is no cp.async, words go from memory to registers. Those of the next K-tile are in
+// flight.
 class RowPackedRegisters {
  public:
   static constexpr int kPieces = 0;

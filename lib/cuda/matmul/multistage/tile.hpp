@@ -36,7 +36,7 @@ constexpr NF4_HOST_DEVICE int multistage_table_bytes(WeightKind kind) {
 
 // The stages of x: with cp.async as many as fit 99 KiB, the least shared memory of a CTA from
 // Ampere on. Integers have room for more, but with more than five a CTA takes longer to start.
-// Without cp.async, registers hold what is in flight, and codes go from memory to registers.
+// Registers hold what is in flight where there is no cp.async.
 constexpr NF4_HOST_DEVICE int multistage_stages(WeightKind kind, int tile_m, bool async_copies) {
   if (!async_copies) return 3;
   if (kind == WeightKind::kInt4) return tile_m > 64 ? 4 : 5;

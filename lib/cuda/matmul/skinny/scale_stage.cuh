@@ -79,7 +79,7 @@ class ScaleBarrier {
 // bank conflicts. Element is a type for the number of any element of the weight.
 template <class Arch, class Scales, int kThreads, class Element = uint32_t>
 class ScaleStage {
-  // Without cp.async a thread waits for its loads.
+  // A thread waits for its loads where there is no cp.async.
   static constexpr int kUnroll = Arch::kTensorCores ? 1 : 4;
 
  public:
