@@ -6,6 +6,7 @@
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul/mma/tile.hpp"
+#include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/matmul/target.hpp"
 #include "cuda/matmul_grouped/choose.hpp"
 #include "status.hpp"
@@ -71,12 +72,13 @@ int64_t multistage_rows(int64_t most, const MatmulTarget &target) {
   return major == 10 || major == 11 ? kFast : most;
 }
 
-// Small weights are quick to dequantize. Up to 8 rows the workspace has no room for the sums of
-// tiles that CTAs would share.
+// Small weights are quick to dequantize, and tiles of 64 rows of x decode a weight twice for 128.
+// Up to 8 rows the workspace has no room for the sums of tiles that CTAs would share.
 template <class W>
 bool multistage_pays(const MatmulProblemOf<W> &problem, const MatmulTarget &target) {
   constexpr int64_t kLargeWeight = int64_t{1} << 25;  // elements
-  const int64_t most = problem.weight.elements < kLargeWeight ? 64 : 128;
+  const bool wide = has_multistage_tile(kind_of(problem.weight), 128, target.gpu.tensor_cores);
+  const int64_t most = wide && problem.weight.elements >= kLargeWeight ? 128 : 64;
   return problem.m > kMatmulConfigs[kSkinny8].tile_m && problem.m <= multistage_rows(most, target);
 }
 

@@ -180,7 +180,7 @@ const Row kRows[] = {
     {forward, kBf16, 17, {}, kDense, kFused, kFused, kFused, kDense, kFused},
     {forward, kFp16, 64, {}, kFused, kFused, kFused, kFused, kDense, kFused},
     {forward, kFp16, 65, {}, kDense, kDense, kDense, kFused, kDense, kDense},
-    {forward, kFp16, 128, sized(8192, 4096), kFused, kFused, kFused, kFused, kDense, kFused},
+    {forward, kFp16, 128, sized(8192, 4096), kDense, kFused, kFused, kFused, kDense, kFused},
     {forward, kFp16, 129, sized(8192, 4096), kDense, kDense, kDense, kFused, kDense, kDense},
     {forward, kBf16, 17, with(&Shape::codebook), kDense, kFused, kFused, kFused, kDense, kFused},
     {forward, kFp16, 4096, {}, kDense, kDense, kDense, kFused, kDense, kDense},
