@@ -1,8 +1,7 @@
 // Instantiates the multistage kernels of integer weights for one GPU family; compiled once for each
 // family.
-#include <utility>
-
 #include "cuda/arch.cuh"
+#include "cuda/matmul/multistage/fill.hpp"
 #include "cuda/matmul/multistage/int4.cuh"
 #include "cuda/matmul/multistage/kernel.cuh"
 #include "cuda/matmul/multistage/kernels.hpp"
@@ -10,30 +9,25 @@
 namespace nf4::cuda {
 namespace {
 
-template <class Arch, class T, class Layout, int Config>
-const void *kernel_of() {
-  constexpr MatmulConfig kConfig = kMatmulConfigs[Config];
-  if constexpr (has_multistage_tile(WeightKind::kInt4, kConfig.tile_m, Arch::kTensorCores))
-    return (const void *)
-        matmul_multistage<MultistageInt4<Arch, T, Layout, kConfig.scale_on>, kConfig.tile_m>;
-  else
-    return nullptr;
-}
-
-template <class Arch, class T, class Layout, int... Index>
-void set_layout(const void *(&kernels)[kMultistageCount], std::integer_sequence<int, Index...>) {
-  ((kernels[Index] = kernel_of<Arch, T, Layout, kFirstMultistage + Index>()), ...);
+template <class Arch, class T, class Layout>
+void set_layout(const void *(&kernels)[kMultistageCount]) {
+  fill_multistage(kernels, [](auto config) -> const void * {
+    constexpr MatmulConfig kConfig = kMatmulConfigs[decltype(config)::value];
+    if constexpr (has_multistage_tile(WeightKind::kInt4, kConfig.tile_m, Arch::kTensorCores))
+      return (const void *)
+          matmul_multistage<MultistageInt4<Arch, T, Layout, kConfig.scale_on>, kConfig.tile_m>;
+    else
+      return nullptr;
+  });
 }
 
 template <class Arch, class T>
 void set_kernels(const void *(&kernels)[3][kMultistageCount]) {
-  constexpr auto kConfigs = std::make_integer_sequence<int, kMultistageCount>();
-  set_layout<Arch, T, MultistageGptq>(kernels[0], kConfigs);
+  set_layout<Arch, T, MultistageGptq>(kernels[0]);
   // The kernels of AWQ load through stages that cp.async fills.
   if constexpr (Arch::kTensorCores)
-    set_layout<Arch, T, MultistageAwq>(kernels[NF4_INT4_AWQ - NF4_INT4_GPTQ], kConfigs);
-  set_layout<Arch, T, MultistageRowPacked>(kernels[NF4_INT4_COMPRESSED_TENSORS - NF4_INT4_GPTQ],
-                                           kConfigs);
+    set_layout<Arch, T, MultistageAwq>(kernels[NF4_INT4_AWQ - NF4_INT4_GPTQ]);
+  set_layout<Arch, T, MultistageRowPacked>(kernels[NF4_INT4_COMPRESSED_TENSORS - NF4_INT4_GPTQ]);
 }
 
 }  // namespace
