@@ -57,7 +57,8 @@ MAY_INCLUDE = {
     "cuda/matmul/multistage": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/multistage"},
     "cuda/matmul/wgmma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/wgmma"},
     "cuda/path.cpp": _OPERATION
-    | {"cuda/dequant", "cuda/matmul", "cuda/matmul/mma", "cuda/matmul_grouped"},
+    | {"cuda/dequant", "cuda/matmul", "cuda/matmul/mma", "cuda/matmul/multistage"}
+    | {"cuda/matmul_grouped"},
     "cuda/info.cpp": _OPERATION
     | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/lora"}
     | {"cuda/matmul", "cuda/matmul_grouped"},

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "core/decode.hpp"
+#include "cuda/arch.cuh"
 #include "cuda/element.cuh"
 #include "cuda/matmul/skinny/args.hpp"
 #include "cuda/matmul/skinny/pipeline.cuh"
