@@ -100,8 +100,7 @@ cudaError_t run_skinny_batch(const MatmulTarget &target, const MatmulArgs *args,
                              first.dtype, config);
 }
 
-cudaError_t load_family_kernels(const GpuFamily &family, const Device &device,
-                                const Weight &weight) {
+cudaError_t load_family_kernels(const GpuFamily &family, const Device &device, const Weight &) {
   cudaError_t error = load_kernels(kernels_of<MatmulKernels>(family));
   if (error == cudaSuccess) error = allow_skinny(family, device);
   return error == cudaSuccess ? load_multistage_kernels<Weight>(family, device) : error;

@@ -59,8 +59,7 @@ cudaError_t run_multistage(const MatmulTarget &target, const Int4MatmulProblem &
   return launch_multistage(target, problem, args, config);
 }
 
-cudaError_t load_family_kernels(const GpuFamily &family, const Device &device,
-                                const Int4Weight &weight) {
+cudaError_t load_family_kernels(const GpuFamily &family, const Device &device, const Int4Weight &) {
   cudaError_t error = load_kernels(kernels_of<Int4MatmulKernels>(family));
   if (error == cudaSuccess) error = allow_skinny(family, device);
   return error == cudaSuccess ? load_multistage_kernels<Int4Weight>(family, device) : error;

@@ -17,8 +17,10 @@ void set_skinny_kernels(MatmulKernels::Skinny &skinny, int dtype, int config) {
   const int index = config - kFirstSkinny;
   skinny.one[dtype][Scales::kNested][index] =
       (const void *)matmul_skinny<Arch, T, Scales, WarpMma, false>;
-  skinny.lora[dtype][Scales::kNested][index] =
-      (const void *)matmul_skinny<Arch, T, Scales, WarpMma, true>;
+  // Turing's kernels take no adapter.
+  if constexpr (Arch::kTensorCores)
+    skinny.lora[dtype][Scales::kNested][index] =
+        (const void *)matmul_skinny<Arch, T, Scales, WarpMma, true>;
   skinny.batch[dtype][Scales::kNested][index] =
       (const void *)matmul_skinny_batch<Arch, T, Scales, WarpMma>;
 }
@@ -32,16 +34,10 @@ void set_skinny_layouts(MatmulKernels &kernels, int dtype, int config) {
   set_skinny_kernels<Arch, T, Scales, Narrow>(kernels.skinny[kNarrowSkinny], dtype, config);
 }
 
-// The same for Turing, whose kernels take no adapter.
 template <class Arch, class T, class Scales, class WarpMma>
 void set_turing_skinny(MatmulKernels &kernels, int dtype, int config) {
   using Turing = NarrowMma<WarpMma, kTuringSkinny>;
-  MatmulKernels::Skinny &skinny = kernels.skinny[kTuringSkinny];
-  const int index = config - kFirstSkinny;
-  skinny.one[dtype][Scales::kNested][index] =
-      (const void *)matmul_skinny<Arch, T, Scales, Turing, false>;
-  skinny.batch[dtype][Scales::kNested][index] =
-      (const void *)matmul_skinny_batch<Arch, T, Scales, Turing>;
+  set_skinny_kernels<Arch, T, Scales, Turing>(kernels.skinny[kTuringSkinny], dtype, config);
 }
 
 template <class Arch, class T, class Scales>

@@ -33,7 +33,7 @@ cudaError_t launch_grouped_multistage(const MatmulTarget &target, const GroupedP
   args.decode = decode_args(problem.weight, problem.dtype, tile);
   args.schedule.k_tiles = static_cast<int>(problem.weight.cols / kMultistageTileK);
   args.scale_pairs = has_scale_pairs(problem.weight);
-  args.y_vectors = is_multiple(problem.y, 8) && (problem.m == 1 || problem.y_stride % 4 == 0);
+  args.y_vectors = has_y_vectors(problem.y, problem.y_stride, problem.m);
   args.groups = groups_of(problem);
   args.expert_n_tiles = static_cast<int>(expert_n_tiles(problem, config));
   const int64_t tiles = max_chunks(problem, tile.tile_m) * args.expert_n_tiles;

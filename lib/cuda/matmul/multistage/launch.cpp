@@ -44,8 +44,7 @@ cudaError_t launch_kernel(const MatmulTarget &target, const MatmulProblemOf<W> &
   args.signature = next_signature();
   args.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(problem.workspace) +
                                             workspace.flags_bytes());
-  args.y_vectors =
-      is_multiple(args.matmul.y, 8) && (args.matmul.m == 1 || args.matmul.y_stride % 4 == 0);
+  args.y_vectors = has_y_vectors(args.matmul.y, args.matmul.y_stride, args.matmul.m);
   return launch({kernel, plan.ctas, kMultistageThreads, target.family->pdl, target.stream,
                  multistage_smem_bytes(kind_of(problem.weight), kMatmulConfigs[config].tile_m,
                                        target.family->tensor_cores)},
@@ -58,6 +57,10 @@ bool has_scale_pairs(const Weight &weight) {
   return weight.blocksize_log2 == 6 && weight.cols % (2 * kMultistageTileK) == 0 &&
          is_multiple(weight.absmax, weight.nested() ? 2 : 8) &&
          (!weight.nested() || weight.nested_blocksize_log2 >= 1);
+}
+
+bool has_y_vectors(const void *y, int64_t y_stride, int64_t rows) {
+  return is_multiple(y, 8) && (rows == 1 || y_stride % 4 == 0);
 }
 
 template <class W>

@@ -17,6 +17,9 @@ bool has_scale_pairs(const Weight &weight);
 // The scales of W^T lie a stored row apart.
 constexpr bool has_scale_pairs(const TransposedWeight &) { return false; }
 
+// Four neighbours in y may be stored at once.
+bool has_y_vectors(const void *y, int64_t y_stride, int64_t rows);
+
 // Enqueues the kernel of a configuration that can run the problem. The target's device is current.
 template <class W>
 cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
