@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from nf4.checkpoint import Checkpoint, FormatError, QuantizeOptions, audit, quantize_checkpoint
 from nf4.checkpoint import header as header_module
-from nf4.checkpoint.audit import error_statistics
 from nf4.checkpoint.bnb import survey
+from nf4.checkpoint.difference import error_statistics
 from nf4.checkpoint.jsonio import MAX_MARKS, parse_object
 from nf4.checkpoint.skips import SkipMatcher, is_simple
 from nf4.cli import main

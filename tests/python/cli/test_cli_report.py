@@ -17,7 +17,7 @@ import pytest
 from conftest import compile_c
 from nf4.checkpoint import rules
 from nf4.checkpoint.architecture import Model
-from nf4.checkpoint.audit import relative
+from nf4.checkpoint.difference import relative
 from nf4.cli import console, doctor, main
 
 NAMES = "tensor names: config.json does not name one architecture and its model_type"

@@ -95,7 +95,7 @@ def test_the_command_line_of_readme(tmp_path, monkeypatch, in_process):
     weight = np.random.default_rng(0).normal(0, 0.02, (64, 256)).astype(np.float32)
     write_model(tmp_path / "model", {"model.layers.0.up_proj.weight": weight})
     lines = re.findall(r"^nf4 (.*)", (ROOT / "README.md").read_text(), re.M)
-    assert len(lines) == 7
+    assert len(lines) == 8
     for line in lines:
         assert main(shlex.split(line, comments=True)) == 0, line
 

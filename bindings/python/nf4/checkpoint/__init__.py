@@ -12,9 +12,10 @@ FormatError that names the file, the tensor and the reason. numpy and safetensor
 and transformers are installed, they decide which layers become 4-bit.
 """
 
-from nf4.checkpoint.audit import ErrorStatistics, Finding, audit, error_statistics
+from nf4.checkpoint.audit import Finding, audit
 from nf4.checkpoint.bnb import State
 from nf4.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
+from nf4.checkpoint.difference import ErrorStatistics, error_statistics
 from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused
 from nf4.checkpoint.kinds import survey
 from nf4.checkpoint.quantize_plan import QuantizeOptions

@@ -1,15 +1,13 @@
-"""Checks a 4-bit checkpoint: its files, its values, and its error against the dense one."""
+"""Checks a 4-bit checkpoint: its files and its values."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from nf4._dequantize import dequantize
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import Int4Weight
@@ -18,21 +16,14 @@ from nf4.checkpoint.kinds import integer_settings, method_problem, survey
 from nf4.checkpoint.leftovers import strangers, without_place
 from nf4.checkpoint.model_files import config_problems
 from nf4.checkpoint.quantization import config_path, quantization
-from nf4.checkpoint.rules import (
-    choose_rules,
-    is_transposed,
-    model_types,
-    replaced_dense,
-)
+from nf4.checkpoint.rules import choose_rules, replaced_dense
 from nf4.checkpoint.scales import scale_problems
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.stacks import Stack, dense_of, is_stack, parameter_of
+from nf4.checkpoint.stacks import is_stack
 from nf4.checkpoint.steps import nonfinite
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.info import scale_code
 from nf4.tensor import QuantizedTensor
-
-_PIECE_ELEMENTS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,18 +45,6 @@ class Report:
     survey: Survey
     findings: list[Finding]
     checked_by: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class ErrorStatistics:
-    """The error of a 4-bit weight against the dense one: RMS of the difference over RMS of the
-    dense weight, and the largest absolute difference. NaN where the dense weight has NaN."""
-
-    rms_relative: float
-    max_abs: float
-    elements: int
-    squared_error: float
-    squared_reference: float
 
 
 def _decoded_scales(weight: QuantizedTensor) -> np.ndarray:
@@ -209,86 +188,3 @@ def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding
             problem = f"llm_int8_skip_modules lacks {module}, whose weight is dense"
             findings.append(Finding("fault", config, None, problem))
     return findings, checked_by
-
-
-def _dense_reference(
-    weight: Weight, dense: Checkpoint, types: frozenset[str], stacks: Mapping[str, Stack]
-) -> np.ndarray:
-    """Returns the dense weight of a 4-bit one, [outputs, inputs], in its own dtype."""
-    name = weight.name
-    if is_stack(weight):
-        array = dense_of(weight, dense, stacks)
-        if array.shape != weight.shape:
-            reason = f"its shape {list(array.shape)} is not {list(weight.shape)}"
-            raise FormatError(dense.path, reason, parameter_of(name))
-        return array
-    if name not in dense:
-        raise FormatError(dense.path, "not there to compare with", name)
-    info = dense.info(name)
-    if info.dtype not in FILE_TO_NF4:
-        raise FormatError(dense.path, f"cannot compare with {info.dtype}", name)
-    array = dense.owner[name].array(info)
-    if is_transposed(name, types):
-        array = array.T
-    if array.shape != weight.shape:
-        raise FormatError(
-            dense.path, f"its shape {list(array.shape)} is not {list(weight.shape)}", name
-        )
-    return array
-
-
-def stacks_by_name(
-    weights: Iterable[Weight], checkpoint: Checkpoint, dense: Checkpoint
-) -> dict[str, Stack]:
-    """Returns the stacks of experts of a dense checkpoint, if a 4-bit weight is compared with one.
-    Raises FormatError if no model says which these are, and in which order."""
-    compared = [each.name for each in weights if is_stack(each) and each.name not in dense]
-    if not compared:
-        return {}
-    # A dense file has no configuration beside it; the 4-bit checkpoint is of the same model.
-    rules, why = choose_rules(dense.config or checkpoint.config, survey(dense))
-    if rules.model is None:
-        reason = f"experts are compared by a model of transformers, not by {why}"
-        raise FormatError(dense.path, reason, compared[0])
-    return {stack.name: stack for stack in rules.model.stacks.values()}
-
-
-def error_statistics(
-    weight: Weight,
-    checkpoint: Checkpoint,
-    dense: Checkpoint,
-    threads: int = 0,
-    stacks: Mapping[str, Stack] | None = None,
-) -> ErrorStatistics:
-    """Returns the error of a 4-bit weight against the dense one, summed in float64. threads: CPU
-    threads; 0: all. stacks: from stacks_by_name. Raises FormatError if the dense checkpoint has no
-    such weight."""
-    # A dense file has no configuration beside it; the 4-bit checkpoint is of the same model.
-    types = model_types(dense.config) or model_types(checkpoint.config)
-    reference = _dense_reference(weight, dense, types, stacks or {})
-    reference = np.ascontiguousarray(reference).reshape(-1)
-    values = dequantize(weight.load(checkpoint), "fp32", threads=threads).reshape(-1)
-    squared_error = squared_reference = max_abs = 0.0
-    for start in range(0, values.size, _PIECE_ELEMENTS):
-        piece = slice(start, start + _PIECE_ELEMENTS)
-        exact = reference[piece].astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            difference = values[piece] - exact
-            # A BLAS dot product would start threads of its own.
-            squared_error += float(np.square(difference).sum())
-            squared_reference += float(np.square(exact).sum())
-            max_abs = float(np.maximum(max_abs, np.abs(difference).max()))
-    return ErrorStatistics(
-        rms_relative=relative(squared_error, squared_reference),
-        max_abs=max_abs,
-        elements=values.size,
-        squared_error=squared_error,
-        squared_reference=squared_reference,
-    )
-
-
-def relative(squared_error: float, squared_reference: float) -> float:
-    """sqrt(squared_error / squared_reference); 0 for 0 / 0, inf for other divisions by 0."""
-    if squared_error == 0:
-        return 0.0
-    return math.sqrt(squared_error / squared_reference) if squared_reference else math.inf

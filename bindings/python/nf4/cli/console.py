@@ -214,11 +214,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
 
 
 @contextmanager
-def progress(total: int, what: str, quiet: bool) -> Iterator[Callable[[str, int], None]]:
+def progress(
+    total: int, what: str, quiet: bool, unit: str = "B"
+) -> Iterator[Callable[[str, int], None]]:
     """Shows a progress bar of bytes on stderr if that is a terminal. Yields a function to call with
     the name and the bytes of each tensor that is done."""
     off = quiet or not sys.stderr.isatty()
-    with tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=off, leave=False) as bar:
+    with tqdm(total=total, desc=what, unit=unit, unit_scale=True, disable=off, leave=False) as bar:
 
         def advance(name: str, count: int) -> None:
             bar.update(count)

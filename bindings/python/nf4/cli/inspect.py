@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from nf4.checkpoint.audit import ErrorStatistics, error_statistics, relative, stacks_by_name
+from nf4.checkpoint.difference import (
+    ErrorStatistics,
+    error_statistics,
+    relative,
+    stacks_by_name,
+)
 from nf4.checkpoint.errors import FormatError, printable
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.kinds import method_problem, survey
