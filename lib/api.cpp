@@ -46,7 +46,7 @@ nf4_status nf4_tensor_sizes(const nf4_tensor *tensor, nf4_sizes *sizes) {
   sizes->blocks = weight.blocks;
   sizes->nested_blocks = weight.nested_blocks;
   sizes->packed_bytes = (weight.elements + 1) / 2;
-  sizes->absmax_bytes = weight.blocks * (weight.nested() ? 1 : 4);
+  sizes->absmax_bytes = weight.blocks * weight.scale_size();
   return NF4_STATUS_OK;
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/scale_bytes.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4 {
@@ -13,21 +14,28 @@ constexpr int element_bytes(nf4_dtype dtype) { return dtype == NF4_DTYPE_FP32 ? 
 
 struct Weight {
   nf4_format format;
+  ScaleBytes scale_bytes;  // of MXFP4 and NVFP4
+  int32_t scale_rule;
   int64_t rows;
   int64_t cols;
   int64_t elements;
   int64_t blocks;
-  int64_t nested_blocks;  // 0 if flat
+  int64_t nested_blocks;  // elements of nested_absmax
+  int64_t global_blocks;  // that share a global scale; 0 unless the format is NVFP4
   int blocksize_log2;
-  int nested_blocksize_log2;  // -1 if flat
+  int nested_blocksize_log2;  // -1 unless nested
   uint8_t *packed;
-  void *absmax;  // float if flat, uint8_t if nested
+  void *absmax;  // float if flat, else uint8_t
   float *nested_absmax;
   const float *nested_code;
   float *nested_offset;
   const float *codebook;  // NULL: the format's own codebook
 
   bool nested() const { return nested_blocksize_log2 >= 0; }
+  bool has_scale_bytes() const { return scale_bytes != ScaleBytes::kNone; }
+  bool low_nibble_first() const { return has_scale_bytes(); }
+  bool global_divides() const { return scale_rule == NF4_GLOBAL_DIVISOR; }
+  int scale_size() const { return nested() || has_scale_bytes() ? 1 : 4; }
   int64_t blocksize() const { return int64_t{1} << blocksize_log2; }
   int64_t nested_blocksize() const { return int64_t{1} << nested_blocksize_log2; }
 };

@@ -1,5 +1,6 @@
 /* libnf4: 4-bit weights on the GPU and the CPU. The formats are NormalFloat (NF4) and FP4 as
- * bitsandbytes stores them, and integers as GPTQ, AWQ and compressed-tensors store them.
+ * bitsandbytes stores them, MXFP4 and NVFP4 (E2M1 floats with scales of 8 bits), and integers as
+ * GPTQ, AWQ and compressed-tensors store them.
  *
  * This header is the whole interface and its manual. It includes only <stddef.h> and
  * <stdint.h>, and compiles as C99 and as C++11.
@@ -20,15 +21,29 @@
  *     nested_code     float [256], ascending; bitsandbytes' is nf4_scale_code()
  *     nested_offset   float [1], in the same memory as the other parts
  *
+ *   MXFP4 and NVFP4 are stored as gpt-oss, compressed-tensors and ModelOpt store them. cols is a
+ *   multiple of blocksize, so that a block lies inside a row:
+ *     packed          uint8 [rows, cols / 2]; element 2i is the LOW nibble of byte i, element
+ *                     2i + 1 the HIGH nibble
+ *     absmax          uint8 [rows, cols / blocksize]: MXFP4: E8M0, 2^(b - 127), and 255 is NaN;
+ *                     NVFP4: E4M3, and 0x7f and 0xff are NaN
+ *     nested_absmax   NVFP4: float [ceil(rows / nested_blocksize)], the global scales. Each
+ *                     belongs to nested_blocksize rows, such as those of an expert or of a part
+ *                     of a fused weight; if nested_blocksize is 0, one belongs to all rows
+ *
  * THE ARITHMETIC
  *   For an element of block b, with integer division:
  *   scale = absmax[b]                                  (flat)
  *   scale = RN(RN(nested_code[absmax[b]] * nested_absmax[b / nested_blocksize])
  *              + nested_offset[0])                     (nested)
+ *   scale = E8M0(absmax[b])                            (MXFP4)
+ *   scale = RN(E4M3(absmax[b]) * global), or RN(E4M3(absmax[b]) / global) if scale_rule is
+ *           NF4_GLOBAL_DIVISOR                         (NVFP4)
  *   value = RN_dtype(RN(codebook[code] * scale))
  *   RN rounds to nearest even in IEEE 754 binary32; multiply and add are never
  *   fused. Dequantize is therefore bit-equal to bitsandbytes' CUDA kernels, signed
- *   zeros included; a NaN stays a NaN, with an unspecified payload. Scales are used
+ *   zeros included, and to compressed-tensors (docs/formats.md names the exceptions); a
+ *   NaN stays a NaN, with an unspecified payload. Scales are used
  *   unchanged, whether NaN, infinite, negative or subnormal.
  *
  * WHICH MEMORY
@@ -151,6 +166,17 @@ NF4_API const char *nf4_build_info(void);
 typedef int32_t nf4_format;
 #define NF4_FORMAT_FP4 1
 #define NF4_FORMAT_NF4 2
+#define NF4_FORMAT_MXFP4 3
+#define NF4_FORMAT_NVFP4 4
+
+/* nf4_tensor.scale_rule of MXFP4: the power of two that quantize chooses for a block whose largest
+ * magnitude is a, where m is floor(log2(a)). */
+#define NF4_SCALE_FLOOR 0 /* 2^(m - 2) */
+#define NF4_SCALE_EVEN 1  /* 2^(m - 2), or 2^(m - 1) from 1.75 * 2^m on */
+#define NF4_SCALE_CEIL 2  /* the least that is not below a / 6 */
+/* The same of NVFP4: what the global scale does to the scale of a block. */
+#define NF4_GLOBAL_FACTOR 0  /* multiplies it, as in ModelOpt */
+#define NF4_GLOBAL_DIVISOR 1 /* divides it, as in compressed-tensors */
 
 /* Element types of dense data. */
 typedef int32_t nf4_dtype;
@@ -168,17 +194,20 @@ typedef struct CUstream_st *nf4_stream;
 typedef struct nf4_tensor {
   size_t struct_size;       /* sizeof(nf4_tensor) */
   nf4_format format;
-  int32_t blocksize;        /* elements: a power of two, 32..4096 */
-  int32_t nested_blocksize; /* scales: a power of two, 1..2^30; 0 means flat */
-  int32_t reserved;         /* 0 */
+  int32_t blocksize;        /* elements: a power of two, 32..4096; MXFP4: 32; NVFP4: 16 or 32 */
+  int32_t nested_blocksize; /* scales: a power of two, 1..2^30; 0 means flat. MXFP4: 0. NVFP4: the
+                               rows that share a global scale, >= 0; 0 means all */
+  int32_t scale_rule;       /* of MXFP4 and NVFP4, see above; otherwise 0 */
   int64_t rows;             /* >= 0; rows * cols <= 2^60 */
   int64_t cols;             /* >= 0 */
   void *packed;
-  void *absmax;             /* float if flat, uint8_t if nested */
-  float *nested_absmax;     /* this and the next two: NULL if and only if flat */
+  void *absmax;             /* float if flat; uint8_t if nested, and in MXFP4 and NVFP4 */
+  float *nested_absmax;     /* this and the next two: NULL if and only if flat or MXFP4; NVFP4 has
+                               this one alone */
   const float *nested_code;
   float *nested_offset;
-  const float *codebook;    /* 16 floats that replace the format's, or NULL */
+  const float *codebook;    /* 16 floats that replace the format's, or NULL; MXFP4 and NVFP4:
+                               NULL */
 } nf4_tensor;
 
 /* Sizes of the parts of a tensor. */
@@ -186,7 +215,7 @@ typedef struct nf4_sizes {
   size_t struct_size;       /* sizeof(nf4_sizes), set by the caller */
   int64_t elements;         /* rows * cols */
   int64_t blocks;           /* elements of absmax */
-  int64_t nested_blocks;    /* elements of nested_absmax; 0 if flat */
+  int64_t nested_blocks;    /* elements of nested_absmax; 0 if flat or MXFP4 */
   int64_t packed_bytes;
   int64_t absmax_bytes;
 } nf4_sizes;
@@ -195,7 +224,8 @@ typedef struct nf4_sizes {
 
 /* The 16 floats of a format, indexed by code; NULL if the format is unknown.
  * NF4: QLoRA (arXiv:2305.14314), appendix E. FP4: a sign bit and the magnitudes
- * {0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4}, as in bitsandbytes. */
+ * {0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4}, as in bitsandbytes. MXFP4 and NVFP4: E2M1, a
+ * sign bit and the magnitudes {0, 1/2, 1, 3/2, 2, 3, 4, 6}. */
 NF4_API const float *nf4_codebook(nf4_format format);
 
 /* The 256 floats, ascending, to which bitsandbytes quantizes scales: its signed dynamic map
@@ -205,7 +235,7 @@ NF4_API const float *nf4_scale_code(void);
 /* ---- Sizes --------------------------------------------------------------- */
 
 /* Fills *sizes from the format, blocksizes, rows and cols of *tensor; its pointers
- * are not read. */
+ * are not read. The nested_blocks of NVFP4 are the number of its global scales. */
 NF4_API nf4_status nf4_tensor_sizes(const nf4_tensor *tensor, nf4_sizes *sizes);
 
 /* The bytes of workspace that nf4_quantize_launch and nf4_quantize_cpu need for
@@ -219,8 +249,9 @@ NF4_API nf4_status nf4_quantize_workspace_size(const nf4_tensor *tensor, size_t 
  * or written.
  *
  * INVALID_ARGUMENT: weight or a needed pointer is NULL; struct_size, format,
- * blocksize, nested_blocksize, reserved, rows, cols or out_dtype is out of range;
- * some but not all nested pointers are NULL, or they contradict nested_blocksize; a
+ * blocksize, nested_blocksize, scale_rule, rows, cols or out_dtype is out of range;
+ * some but not all nested pointers are NULL, or they contradict format or nested_blocksize;
+ * cols of MXFP4 or NVFP4 is not a multiple of blocksize, or its codebook is not NULL; a
  * pointer is misaligned for its type; out overlaps an input; a pointer is host memory
  * that the GPU cannot reach; the pointers belong to different devices, or the stream
  * belongs to another device (during capture neither this nor host memory is detected). */

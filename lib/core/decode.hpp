@@ -32,10 +32,10 @@ NF4_HOST_DEVICE constexpr float divide_rn(float a, float b) {
   return a / b;
 }
 
-// Returns the 4-bit code of element i: even elements are in the high nibble.
-NF4_HOST_DEVICE uint32_t unpack_code(const uint8_t *packed, int64_t i) {
+// Returns the 4-bit code of element i: even elements are in the high nibble, or in the low one.
+NF4_HOST_DEVICE uint32_t unpack_code(const uint8_t *packed, int64_t i, bool low_first = false) {
   const uint32_t byte = packed[i / 2];
-  return i % 2 == 0 ? byte >> 4 : byte & 15u;
+  return (i % 2 == 0) != low_first ? byte >> 4 : byte & 15u;
 }
 
 // Returns the byte that holds the codes of an even element and of the odd one after it.

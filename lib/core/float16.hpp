@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/macros.hpp"
+
 namespace nf4 {
 
 // Storage of a 16-bit float. It has a type of its own, so that dtypes are distinct types.
@@ -15,13 +17,13 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-inline uint32_t float_bits(float x) {
+NF4_HOST_DEVICE uint32_t float_bits(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits;
 }
 
-inline float bits_float(uint32_t bits) {
+NF4_HOST_DEVICE float bits_float(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
   return x;

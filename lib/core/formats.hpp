@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 
+#include "core/scale_bytes.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4 {
@@ -37,7 +38,30 @@ struct Format {
   // The same for weights in fp16: bits 8 to 23 of the binary32 number 1 + entry / unit in [0.5, 2).
   // The other bits are those of 0.5.
   RoundedCodebook around_one;
+  ScaleBytes scale_bytes = ScaleBytes::kNone;
 };
+
+// E2M1: a sign bit (code 8 is -0), two bits of exponent and one of mantissa. 16 bits hold all of
+// it.
+constexpr Format e2m1_format(nf4_format id, const char *name, ScaleBytes scale_bytes) {
+  return {id,
+          name,
+          {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f,
+           -4.0f, -6.0f},
+          {1.0f,
+           {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80,
+            0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0}},
+          {1.0f,
+           {0x0000, 0x3800, 0x3c00, 0x3e00, 0x4000, 0x4200, 0x4400, 0x4600, 0x8000, 0xb800, 0xbc00,
+            0xbe00, 0xc000, 0xc200, 0xc400, 0xc600}},
+          {1.0f,
+           {0x0000, 0x3800, 0x3c00, 0x3e00, 0x4000, 0x4200, 0x4400, 0x4600, 0x8000, 0xb800, 0xbc00,
+            0xbe00, 0xc000, 0xc200, 0xc400, 0xc600}},
+          {16.0f,
+           {0x8000, 0x8400, 0x8800, 0x8c00, 0x9000, 0x9800, 0xa000, 0xb000, 0x8000, 0x7800, 0x7000,
+            0x6800, 0x6000, 0x5000, 0x4000, 0x2000}},
+          scale_bytes};
+}
 
 // tools/round_codebooks.py finds the 16-bit codebooks. The table shows the error of normal weights
 // in blocks of 64, relative to their root mean square: its root mean square, its mean, and the
@@ -110,6 +134,8 @@ inline constexpr Format kFormats[] = {
       {0xbffc, 0xb774, 0xaeec, 0xa664, 0x9ddc, 0x9554, 0x8ccc, 0x8444, 0x7778, 0x6668, 0x5558,
        0x4448, 0x3338, 0x2228, 0x1118, 0x0008}}},
 #endif
+    e2m1_format(NF4_FORMAT_MXFP4, "MXFP4", ScaleBytes::kE8M0),
+    e2m1_format(NF4_FORMAT_NVFP4, "NVFP4", ScaleBytes::kE4M3),
 };
 
 // Returns the row of a format, or -1.
@@ -122,6 +148,15 @@ constexpr int format_row(nf4_format id) {
   }
   return row;
 }
+
+// The rows whose scales are fp32 or nested come first.
+constexpr int count_float_scaled() {
+  int count = 0;
+  for (const Format &format : kFormats) count += format.scale_bytes == ScaleBytes::kNone;
+  return count;
+}
+constexpr int kFloatScaledFormats = count_float_scaled();
+static_assert(kFormats[kFloatScaledFormats - 1].scale_bytes == ScaleBytes::kNone);
 
 // The magnitudes below 1 of bitsandbytes' signed dynamic map, ascending. For i of 0..6 they are
 // 10^(i - 6) times the midpoints of 2^i equal parts of [0.1, 1] (create_dynamic_map in

@@ -17,7 +17,8 @@ void dequant_blocks(const Weight &weight, T *out, BlockRange blocks) {
     const int64_t first = block * weight.blocksize();
     const int64_t last = std::min(first + weight.blocksize(), weight.elements);
     for (int64_t i = first; i < last; ++i)
-      out[i] = from_float<T>(multiply_rn(entries[unpack_code(weight.packed, i)], scale));
+      out[i] = from_float<T>(
+          multiply_rn(entries[unpack_code(weight.packed, i, weight.low_nibble_first())], scale));
   }
 }
 
@@ -37,7 +38,7 @@ float quantize_block(const Weight &weight, const Quantizer &quantizer, const T *
 }
 
 double entry_times_scale(const Weight &weight, const float *entries, int64_t element) {
-  const double value = entries[unpack_code(weight.packed, element)];
+  const double value = entries[unpack_code(weight.packed, element, weight.low_nibble_first())];
   return value * block_scale(weight, element >> weight.blocksize_log2);
 }
 

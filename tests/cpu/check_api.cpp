@@ -51,7 +51,7 @@ std::vector<Fault<Call>> common_faults() {
 }
 
 const std::vector<Fault<Call>> kFaults = {
-    {kAll, [](Call &c) { c.tensor.reserved = 1; }, "reserved is 1"},
+    {kAll, [](Call &c) { c.tensor.scale_rule = 1; }, "scale_rule is 1"},
     {kAll,
      [](Call &c) {
        c.tensor.rows = (int64_t{1} << 60) + 1;
@@ -76,7 +76,7 @@ const std::vector<Fault<Call>> kFaults = {
     {kFlat, [](Call &c) { c.tensor.nested_offset = floats(c.nested_offset); },
      "nested_offset is not NULL, but nested_blocksize is 0 (flat)"},
     {kAll, [](Call &c) { c.tensor.format = 0; }, "format is 0"},
-    {kAll, [](Call &c) { c.tensor.format = 3; }, "format is 3"},
+    {kAll, [](Call &c) { c.tensor.format = 5; }, "format is 5"},
     {kAll, [](Call &c) { c.tensor.blocksize = 0; }, "blocksize is 0"},
     {kAll, [](Call &c) { c.tensor.blocksize = -64; }, "blocksize is -64"},
     {kAll, [](Call &c) { c.tensor.blocksize = INT_MIN; }, "blocksize is -2147483648"},

@@ -26,7 +26,7 @@ inline void read_shape(Input &in, nf4_tensor &w) {
   w.format = in.number32(1 + in.below(2));
   w.blocksize = in.number32(32 << in.below(3));
   w.nested_blocksize = in.number32(in.below(2) == 0 ? 0 : 1 << in.below(4));
-  w.reserved = in.number32(0);
+  w.scale_rule = in.number32(0);
   w.rows = in.number(in.below(48));
   w.cols = in.number(in.below(160));
 }

@@ -37,10 +37,17 @@ inline bool valid(const nf4_tensor &w) {
 #ifdef NF4_TEST_FORMAT
   format = format || w.format == NF4_TEST_FORMAT;
 #endif
+  if (w.struct_size == sizeof w && w.format == NF4_FORMAT_MXFP4)
+    return w.blocksize == 32 && w.nested_blocksize == 0 && w.scale_rule >= 0 && w.scale_rule <= 2 &&
+           valid_sizes(w.rows, w.cols) && w.cols % 32 == 0;
+  if (w.struct_size == sizeof w && w.format == NF4_FORMAT_NVFP4)
+    return (w.blocksize == 16 || w.blocksize == 32) && w.nested_blocksize >= 0 &&
+           w.scale_rule >= 0 && w.scale_rule <= 1 && valid_sizes(w.rows, w.cols) &&
+           w.cols % w.blocksize == 0;
   const auto power_of_two = [](int64_t n) { return n > 0 && (n & (n - 1)) == 0; };
   return w.struct_size == sizeof w && format && power_of_two(w.blocksize) && w.blocksize >= 32 &&
          w.blocksize <= 4096 && (w.nested_blocksize == 0 || power_of_two(w.nested_blocksize)) &&
-         w.reserved == 0 && valid_sizes(w.rows, w.cols);
+         w.scale_rule == 0 && valid_sizes(w.rows, w.cols);
 }
 
 inline bool valid(const nf4_int4_tensor &w) {

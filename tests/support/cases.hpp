@@ -36,16 +36,16 @@ struct HostWeight {
   nf4_tensor at(const std::array<void *, kPartCount> &addresses) const;
 };
 
-// A format's own codebook, by its row of kFormats, or a caller's.
+// The codebook of a format with float scales, by its row of kFormats, or a caller's.
 enum class CodebookKind {
   kFp4 = format_row(NF4_FORMAT_FP4),
   kNf4 = format_row(NF4_FORMAT_NF4),
-  kSorted = std::size(kFormats),  // 16 numbers in [-1, 1], ascending
+  kSorted = kFloatScaledFormats,  // 16 numbers in [-1, 1], ascending
   kShuffled,                      // the same in any order
   kDuplicates,                    // few distinct values, -0 and +0 among them
   kWild,                          // any bits: NaN, infinities, subnormals
 };
-constexpr int kFormatCount = std::size(kFormats);
+constexpr int kFormatCount = kFloatScaledFormats;
 constexpr int kCodebookKindCount = static_cast<int>(CodebookKind::kWild) + 1;
 
 // A kind by its number; the formats' own come first.

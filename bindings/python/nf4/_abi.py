@@ -33,6 +33,14 @@ STATUS_CUDA_ERROR = 5
 
 FORMAT_FP4 = 1
 FORMAT_NF4 = 2
+FORMAT_MXFP4 = 3
+FORMAT_NVFP4 = 4
+
+SCALE_FLOOR = 0
+SCALE_EVEN = 1
+SCALE_CEIL = 2
+GLOBAL_FACTOR = 0
+GLOBAL_DIVISOR = 1
 
 DTYPE_FP32 = 1
 DTYPE_FP16 = 2
@@ -62,7 +70,7 @@ class Tensor(Structure):
         ("format", Format),
         ("blocksize", c_int32),
         ("nested_blocksize", c_int32),
-        ("reserved", c_int32),
+        ("scale_rule", c_int32),
         ("rows", c_int64),
         ("cols", c_int64),
         ("packed", c_void_p),

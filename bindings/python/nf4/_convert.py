@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +16,17 @@ import numpy as np
 from nf4 import _abi
 from nf4.errors import InvalidArgument, shown
 
-FORMATS = {"nf4": _abi.FORMAT_NF4, "fp4": _abi.FORMAT_FP4}
+FORMATS = {
+    "nf4": _abi.FORMAT_NF4,
+    "fp4": _abi.FORMAT_FP4,
+    "mxfp4": _abi.FORMAT_MXFP4,
+    "nvfp4": _abi.FORMAT_NVFP4,
+}
+# The rules of the formats that have some; the first is the default.
+SCALE_RULES = {
+    "mxfp4": {"floor": _abi.SCALE_FLOOR, "even": _abi.SCALE_EVEN, "ceil": _abi.SCALE_CEIL},
+    "nvfp4": {"factor": _abi.GLOBAL_FACTOR, "divisor": _abi.GLOBAL_DIVISOR},
+}
 # The nf4_int4_layout, and what is added to the zeros that it stores.
 INT4_LAYOUTS = {
     "gptq": (_abi.INT4_GPTQ, 1),
@@ -72,22 +83,37 @@ def shape(value: Any) -> tuple[int, ...]:
 
 
 def format_code(value: Any) -> int:
-    """The nf4_format of "nf4" or "fp4"."""
+    """The nf4_format of a name."""
     if not isinstance(value, str) or value not in FORMATS:
         hint = (
             "; nf4.quantize_int4 makes integers"
             if isinstance(value, str) and value == "int4"
             else ""
         )
-        raise InvalidArgument(f'format is {shown(value)}; expected "nf4" or "fp4"{hint}')
+        raise InvalidArgument(f"format is {shown(value)}; expected {_one_of(FORMATS)}{hint}")
     return FORMATS[value]
+
+
+def scale_rule(format: str, value: Any) -> int:
+    """The scale_rule of an nf4_tensor of this format; None is the default."""
+    rules = SCALE_RULES.get(format, {})
+    if value is None:
+        return 0
+    if not isinstance(value, str) or value not in rules:
+        expected = f"None or {_one_of(rules)}" if rules else f'None for "{format}"'
+        raise InvalidArgument(f"scale_rule is {shown(value)}; expected {expected}")
+    return rules[value]
+
+
+def _one_of(names: Iterable[str]) -> str:
+    *first, last = (f'"{name}"' for name in names)
+    return f"{', '.join(first)} or {last}"
 
 
 def int4_layout(value: Any) -> tuple[int, int]:
     """The nf4_int4_layout of a name, and the zero_offset."""
     if not isinstance(value, str) or value not in INT4_LAYOUTS:
-        *names, last = (f'"{name}"' for name in INT4_LAYOUTS)
-        raise InvalidArgument(f"layout is {shown(value)}; expected {', '.join(names)} or {last}")
+        raise InvalidArgument(f"layout is {shown(value)}; expected {_one_of(INT4_LAYOUTS)}")
     return INT4_LAYOUTS[value]
 
 

@@ -33,7 +33,7 @@ def cpu_variant() -> str:
 
 
 def codebook(format: FormatName = "nf4") -> np.ndarray:
-    """A copy of the codebook of "nf4" or "fp4": float32 [16], indexed by code.
+    """A copy of the codebook of a format: float32 [16], indexed by code.
 
     Raises InvalidArgument for another format.
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from nf4 import _abi, _convert
 from nf4._load import check, library
 from nf4.errors import InvalidArgument
-from nf4.typing import DTypeName, FormatName, MemoryLike
+from nf4.typing import DTypeName, FormatName, MemoryLike, ScaleRuleName
 from nf4.weight import Packed, Part, Weight
 
 
@@ -21,7 +21,7 @@ class Sizes:
 
     elements         of the weight
     blocks           elements of absmax
-    nested_blocks    elements of nested_absmax; 0 if flat
+    nested_blocks    elements of nested_absmax; 0 if flat or "mxfp4"
     packed_bytes, absmax_bytes
     workspace_bytes  that quantize needs
     """
@@ -35,7 +35,11 @@ class Sizes:
 
 
 def descriptor(
-    shape: Iterable[int], format: str, blocksize: int, nested_blocksize: int
+    shape: Iterable[int],
+    format: str,
+    blocksize: int,
+    nested_blocksize: int,
+    scale_rule: str | None = None,
 ) -> _abi.Tensor:
     """An nf4_tensor without pointers. rows is the product of all dimensions but the last."""
     dimensions = _convert.shape(shape)
@@ -47,6 +51,7 @@ def descriptor(
         format=_convert.format_code(format),
         blocksize=_convert.integer("blocksize", blocksize, 32),
         nested_blocksize=_convert.integer("nested_blocksize", nested_blocksize, 32),
+        scale_rule=_convert.scale_rule(format, scale_rule),
         rows=_convert.integer("the number of rows of shape", math.prod(dimensions[:-1]), 64),
         cols=_convert.integer("cols", dimensions[-1] if dimensions else 1, 64),
     )
@@ -89,13 +94,21 @@ def sizes(
 class QuantizedTensor(Weight[Packed]):
     """A weight in 4 bits. It holds the objects that it is given and copies none.
 
-    packed         uint8 [ceil(n / 2)], element 2i in the high nibble of byte i
-    absmax         float32 [ceil(n / blocksize)]; uint8 if nested
-    shape          of the weight; n is its number of elements
-    nested_absmax  float32 [ceil(blocks / nested_blocksize)]; None if flat
-    nested_code    float32 [256], ascending; None if flat
-    nested_offset  float32 [1]; None if flat
+    packed         uint8 [ceil(n / 2)], element 2i in the high nibble of byte i; in "mxfp4" and
+                   "nvfp4" in the low nibble
+    absmax         float32 [ceil(n / blocksize)]; uint8 if nested. "mxfp4": uint8, E8M0;
+                   "nvfp4": uint8, E4M3
+    shape          of the weight; n is its number of elements. In "mxfp4" and "nvfp4" the last
+                   dimension is a multiple of blocksize
+    nested_absmax  float32 [ceil(blocks / nested_blocksize)]; None if flat. "nvfp4": the global
+                   scales, one for nested_blocksize rows, or for all if that is 0
+    nested_code    float32 [256], ascending; None unless nested
+    nested_offset  float32 [1]; None unless nested
     codebook       float32 [16] in place of the format's own, or None
+    blocksize      a power of two, 32..4096; "mxfp4": 32; "nvfp4": 16 or 32
+    scale_rule     "nvfp4": "factor" (None) or "divisor", what a global scale is to the scales of
+                   its blocks. "mxfp4": "floor" (None), "even" or "ceil", how quantize chooses
+                   scales (nf4.h)
     dtype          "fp16", "bf16" or "fp32": that of the weight before it was quantized
 
     Any part may be of any shape with that many elements. Each is a numpy array, a torch
@@ -123,6 +136,7 @@ class QuantizedTensor(Weight[Packed]):
     format: FormatName = "nf4"
     blocksize: int = 64
     nested_blocksize: int = 0
+    scale_rule: ScaleRuleName | None = None
     dtype: DTypeName = "fp32"
 
     def __post_init__(self) -> None:
@@ -131,25 +145,30 @@ class QuantizedTensor(Weight[Packed]):
         for name in ("blocksize", "nested_blocksize"):
             object.__setattr__(self, name, _convert.integer(name, getattr(self, name), 32))
         for name in ("nested_absmax", "nested_code", "nested_offset"):
-            if self.nested != (getattr(self, name) is not None):
-                given = "is None" if self.nested else "is given"
-                raise InvalidArgument(
-                    f"{name} {given}, but nested_blocksize is {self.nested_blocksize}"
-                )
+            needed = self.nested or (self.format == "nvfp4" and name == "nested_absmax")
+            if needed != (getattr(self, name) is not None):
+                given = "is None" if needed else "is given"
+                why = f"nested_blocksize is {self.nested_blocksize}"
+                if self.scale_bytes:
+                    why = f'format is "{self.format}"'
+                raise InvalidArgument(f"{name} {given}, but {why}")
 
     def descriptor(self) -> _abi.Tensor:
         """The nf4_tensor of this weight, without its pointers."""
-        return descriptor(self.shape, self.format, self.blocksize, self.nested_blocksize)
+        return descriptor(
+            self.shape, self.format, self.blocksize, self.nested_blocksize, self.scale_rule
+        )
 
     def parts(self) -> list[Part]:
         counts = self.sizes
         found = [
             Part("packed", "uint8", counts.packed_bytes),
-            Part("absmax", "uint8" if self.nested else "fp32", counts.blocks),
+            Part("absmax", "uint8" if self.nested or self.scale_bytes else "fp32", counts.blocks),
         ]
+        if self.nested_absmax is not None:
+            found.append(Part("nested_absmax", "fp32", counts.nested_blocks))
         if self.nested:
             found += [
-                Part("nested_absmax", "fp32", counts.nested_blocks),
                 Part("nested_code", "fp32", 256),
                 Part("nested_offset", "fp32", 1),
             ]
@@ -165,7 +184,12 @@ class QuantizedTensor(Weight[Packed]):
     @property
     def nested(self) -> bool:
         """Are the scales quantized too (double quantization)?"""
-        return self.nested_blocksize != 0
+        return self.nested_blocksize != 0 and not self.scale_bytes
+
+    @property
+    def scale_bytes(self) -> bool:
+        """Are the scales floats of 8 bits, as in "mxfp4" and "nvfp4"?"""
+        return self.format in _convert.SCALE_RULES
 
     @property
     def blocks(self) -> int:
@@ -177,5 +201,5 @@ class QuantizedTensor(Weight[Packed]):
         """Bytes of packed, absmax, nested_absmax and nested_offset. nested_code and codebook are
         not counted, as weights share them."""
         counts = self.sizes
-        nested_bytes = 4 * counts.nested_blocks + 4 if self.nested else 0
+        nested_bytes = 4 * counts.nested_blocks + 4 * self.nested
         return counts.packed_bytes + counts.absmax_bytes + nested_bytes

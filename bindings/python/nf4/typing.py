@@ -22,7 +22,8 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-FormatName: TypeAlias = Literal["nf4", "fp4"]
+FormatName: TypeAlias = Literal["nf4", "fp4", "mxfp4", "nvfp4"]
+ScaleRuleName: TypeAlias = Literal["floor", "even", "ceil", "factor", "divisor"]
 DTypeName: TypeAlias = Literal["fp32", "fp16", "bf16"]
 Int4Layout: TypeAlias = Literal["gptq", "gptq_v2", "awq", "compressed-tensors"]
 ScalesDTypeName: TypeAlias = Literal["fp16", "bf16"]

@@ -11,7 +11,28 @@
 
 namespace nf4::cpu {
 
+// The scales of `count` blocks of MXFP4 or NVFP4 from `first` on.
+inline void read_scale_bytes(const Weight &weight, int64_t first, int64_t count, float *scales) {
+  const uint8_t *bytes = static_cast<const uint8_t *>(weight.absmax) + first;
+  if (weight.scale_bytes == ScaleBytes::kE8M0) {
+    for (int64_t i = 0; i < count; ++i) scales[i] = bits_float(e8m0_bits(bytes[i]));
+    return;
+  }
+  for (int64_t i = 0; i < count;) {
+    const int64_t part = (first + i) / weight.global_blocks;
+    const int64_t end = std::min(count, (part + 1) * weight.global_blocks - first);
+    for (; i < end; ++i)
+      scales[i] =
+          global_scaled(e4m3_value(bytes[i]), weight.nested_absmax[part], weight.global_divides());
+  }
+}
+
 inline float block_scale(const Weight &weight, int64_t block) {
+  if (weight.has_scale_bytes()) {
+    float scale;
+    read_scale_bytes(weight, block, 1, &scale);
+    return scale;
+  }
   if (!weight.nested()) return static_cast<const float *>(weight.absmax)[block];
   const uint8_t code = static_cast<const uint8_t *>(weight.absmax)[block];
   return nested_scale(weight.nested_code[code],
@@ -32,6 +53,7 @@ inline void nested_scales(const uint8_t *codes, int64_t count, const float *tabl
 // Computes the scales of `count` blocks from `first` on, with a kernel if there is one.
 inline void read_scales(const Weight &weight, int64_t first, int64_t count, float *scales,
                         NestedScales kernel = nullptr) {
+  if (weight.has_scale_bytes()) return read_scale_bytes(weight, first, count, scales);
   if (!weight.nested()) {
     const float *absmax = static_cast<const float *>(weight.absmax) + first;
     std::copy(absmax, absmax + count, scales);

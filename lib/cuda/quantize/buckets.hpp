@@ -81,14 +81,14 @@ constexpr Tables make_tables(const Codebook &codebook) {
   return tables;
 }
 
-// Indexed by the rows of kFormats.
+// Indexed by the rows of kFormats whose scales are floats.
 struct FormatTables {
-  Tables of[std::size(kFormats)];
+  Tables of[kFloatScaledFormats];
 };
 
 constexpr FormatTables make_format_tables() {
   FormatTables tables{};
-  for (size_t row = 0; row < std::size(kFormats); ++row)
+  for (int row = 0; row < kFloatScaledFormats; ++row)
     tables.of[row] = make_tables(kFormats[row].codebook);
   return tables;
 }

@@ -33,8 +33,8 @@ QUANTIZE = {
     "array is not contiguous": (SOURCE.T, {}),
     "out is None; expected a QuantizedTensor for a raw address": (4096, {}),
     "out is None; expected a QuantizedTensor for device memory": (CudaArray(64, "fp32", 3), {}),
-    'format is \'nf5\'; expected "nf4" or "fp4"': (SOURCE, {"format": "nf5"}),
-    'format is \'int4\'; expected "nf4" or "fp4"; nf4.quantize_int4 makes integers': (
+    'format is \'nf5\'; expected "nf4", "fp4", "mxfp4" or "nvfp4"': (SOURCE, {"format": "nf5"}),
+    'format is \'int4\'; expected "nf4", "fp4", "mxfp4" or "nvfp4"; nf4.quantize_int4 makes': (
         SOURCE,
         {"format": "int4"},
     ),

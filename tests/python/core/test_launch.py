@@ -37,7 +37,7 @@ def test_dequantize_passes_everything_at_full_width(last):
     assert last.count == 1
     assert weight.struct_size == ctypes.sizeof(_abi.Tensor)
     assert (weight.format, weight.blocksize, weight.nested_blocksize) == (_abi.FORMAT_NF4, 64, 256)
-    assert (weight.rows, weight.cols, weight.reserved) == (1 << 20, 6 << 12, 0)
+    assert (weight.rows, weight.cols, weight.scale_rule) == (1 << 20, 6 << 12, 0)
     names = ["packed", "absmax", "nested_absmax", "nested_code", "nested_offset", "codebook"]
     assert [getattr(weight, name) - HIGH for name in names] == [16 * i for i in range(6)]
     assert (last.out, last.dtype, last.stream) == (HIGH + 0x60, _abi.DTYPE_FP16, HIGH + 0x70)

@@ -149,8 +149,8 @@ def test_a_result_that_no_memory_holds(lines, rows, count):
 
 
 def test_a_format_that_is_none_is_named_without_the_extension():
-    given = dict(zip(NAMES, weight_of().numbers(), strict=True)) | {"format": 3}
-    with pytest.raises(nf4.InvalidArgument, match="format is 3"):
+    given = dict(zip(NAMES, weight_of().numbers(), strict=True)) | {"format": 5}
+    with pytest.raises(nf4.InvalidArgument, match="format is 5"):
         WeightParts.of_numbers(*given.values())
 
 

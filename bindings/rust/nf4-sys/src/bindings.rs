@@ -12,6 +12,13 @@ pub const NF4_STATUS_UNSUPPORTED_DEVICE: i32 = 4;
 pub const NF4_STATUS_CUDA_ERROR: i32 = 5;
 pub const NF4_FORMAT_FP4: i32 = 1;
 pub const NF4_FORMAT_NF4: i32 = 2;
+pub const NF4_FORMAT_MXFP4: i32 = 3;
+pub const NF4_FORMAT_NVFP4: i32 = 4;
+pub const NF4_SCALE_FLOOR: i32 = 0;
+pub const NF4_SCALE_EVEN: i32 = 1;
+pub const NF4_SCALE_CEIL: i32 = 2;
+pub const NF4_GLOBAL_FACTOR: i32 = 0;
+pub const NF4_GLOBAL_DIVISOR: i32 = 1;
 pub const NF4_DTYPE_FP32: i32 = 1;
 pub const NF4_DTYPE_FP16: i32 = 2;
 pub const NF4_DTYPE_BF16: i32 = 3;
@@ -46,24 +53,27 @@ pub struct nf4_tensor {
     /// sizeof(nf4_tensor)
     pub struct_size: usize,
     pub format: nf4_format,
-    /// elements: a power of two, 32..4096
+    /// elements: a power of two, 32..4096; MXFP4: 32; NVFP4: 16 or 32
     pub blocksize: i32,
-    /// scales: a power of two, 1..2^30; 0 means flat
+    /** scales: a power of two, 1..2^30; 0 means flat. MXFP4: 0. NVFP4: the
+rows that share a global scale, >= 0; 0 means all*/
     pub nested_blocksize: i32,
-    /// 0
-    pub reserved: i32,
+    /// of MXFP4 and NVFP4, see above; otherwise 0
+    pub scale_rule: i32,
     /// >= 0; rows * cols <= 2^60
     pub rows: i64,
     /// >= 0
     pub cols: i64,
     pub packed: *mut ::core::ffi::c_void,
-    /// float if flat, uint8_t if nested
+    /// float if flat; uint8_t if nested, and in MXFP4 and NVFP4
     pub absmax: *mut ::core::ffi::c_void,
-    /// this and the next two: NULL if and only if flat
+    /** this and the next two: NULL if and only if flat or MXFP4; NVFP4 has
+this one alone*/
     pub nested_absmax: *mut f32,
     pub nested_code: *const f32,
     pub nested_offset: *mut f32,
-    /// 16 floats that replace the format's, or NULL
+    /** 16 floats that replace the format's, or NULL; MXFP4 and NVFP4:
+NULL*/
     pub codebook: *const f32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -83,8 +93,8 @@ const _: () = {
         "Offset of field: nf4_tensor::nested_blocksize",
     ][::core::mem::offset_of!(nf4_tensor, nested_blocksize) - 16usize];
     [
-        "Offset of field: nf4_tensor::reserved",
-    ][::core::mem::offset_of!(nf4_tensor, reserved) - 20usize];
+        "Offset of field: nf4_tensor::scale_rule",
+    ][::core::mem::offset_of!(nf4_tensor, scale_rule) - 20usize];
     [
         "Offset of field: nf4_tensor::rows",
     ][::core::mem::offset_of!(nf4_tensor, rows) - 24usize];
@@ -120,7 +130,7 @@ pub struct nf4_sizes {
     pub elements: i64,
     /// elements of absmax
     pub blocks: i64,
-    /// elements of nested_absmax; 0 if flat
+    /// elements of nested_absmax; 0 if flat or MXFP4
     pub nested_blocks: i64,
     pub packed_bytes: i64,
     pub absmax_bytes: i64,
@@ -713,13 +723,14 @@ functions! {
     pub fn nf4_build_info() -> *const ::core::ffi::c_char;
     /** The 16 floats of a format, indexed by code; NULL if the format is unknown.
  NF4: QLoRA (arXiv:2305.14314), appendix E. FP4: a sign bit and the magnitudes
- {0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4}, as in bitsandbytes.*/
+ {0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4}, as in bitsandbytes. MXFP4 and NVFP4: E2M1, a
+ sign bit and the magnitudes {0, 1/2, 1, 3/2, 2, 3, 4, 6}.*/
     pub fn nf4_codebook(format: nf4_format) -> *const f32;
     /** The 256 floats, ascending, to which bitsandbytes quantizes scales: its signed dynamic map
  (create_dynamic_map).*/
     pub fn nf4_scale_code() -> *const f32;
     /** Fills *sizes from the format, blocksizes, rows and cols of *tensor; its pointers
- are not read.*/
+ are not read. The nested_blocks of NVFP4 are the number of its global scales.*/
     pub fn nf4_tensor_sizes(
         tensor: *const nf4_tensor,
         sizes: *mut nf4_sizes,
@@ -735,8 +746,9 @@ functions! {
  or written.
 
  INVALID_ARGUMENT: weight or a needed pointer is NULL; struct_size, format,
- blocksize, nested_blocksize, reserved, rows, cols or out_dtype is out of range;
- some but not all nested pointers are NULL, or they contradict nested_blocksize; a
+ blocksize, nested_blocksize, scale_rule, rows, cols or out_dtype is out of range;
+ some but not all nested pointers are NULL, or they contradict format or nested_blocksize;
+ cols of MXFP4 or NVFP4 is not a multiple of blocksize, or its codebook is not NULL; a
  pointer is misaligned for its type; out overlaps an input; a pointer is host memory
  that the GPU cannot reach; the pointers belong to different devices, or the stream
  belongs to another device (during capture neither this nor host memory is detected).*/

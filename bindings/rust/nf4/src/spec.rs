@@ -134,7 +134,7 @@ impl Spec {
             format: self.format.as_raw(),
             blocksize: convert("blocksize", self.blocksize)?,
             nested_blocksize: convert("nested_blocksize", self.nested_blocksize)?,
-            reserved: 0,
+            scale_rule: 0,
             rows: convert("rows", self.rows)?,
             cols: convert("cols", self.cols)?,
             packed: ptr::null_mut(),
