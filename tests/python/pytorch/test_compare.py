@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("in_process")]
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import experts_cases  # noqa: E402
 import int4_models  # noqa: E402
 from nf4.checkpoint import dequantize_checkpoint  # noqa: E402
 from nf4.cli import main  # noqa: E402
@@ -151,6 +152,28 @@ def test_integers(case, tmp_path, text, capsys):
     document = compare(capsys, tmp_path / "dense", tmp_path / "int4", "--text", text)
     assert document["relative_square_error"] == 0
     assert 0 <= document["logits"]["all"]["kl_divergence"] < 1e-8
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt-oss"])
+def test_experts(name, tmp_path, text, capsys):
+    """transformers saves those of Qwen3 as a matrix each, and those of gpt-oss as a stack."""
+    torch.manual_seed(0)
+    experts_cases.MODELS[name]().save_pretrained(tmp_path / "dense")
+    text.write_text("a text" * 20)
+    alphabet = {letter: at for at, letter in enumerate("<?> atex")}
+    Tokenizer(models.BPE(alphabet, [])).save(str(tmp_path / "dense" / "tokenizer.json"))
+    four_bit = quantized(tmp_path / "dense", tmp_path / "nf4", "--experts")
+    arguments = (tmp_path / "dense", four_bit, "--text", text, "--window", 64)
+    document = compare(capsys, *arguments)
+    stacks = [each for each in document["tensors"] if len(each["shape"]) == 3]
+    assert len(stacks) == 4 and all(each["formats"] == ["dense", "nf4"] for each in stacks)
+    assert document["only_in_reference"] == document["only_in_other"] == []
+    assert all(0.001 < each["relative_square_error"] < 0.02 for each in document["tensors"])
+    assert 0 < document["logits"]["all"]["kl_divergence"] < 0.1
+    dequantize_checkpoint(str(four_bit), str(tmp_path / "back"), dtype="fp32")
+    document = compare(capsys, tmp_path / "back", four_bit, "--text", text, "--window", 64)
+    assert document["relative_square_error"] == 0
+    assert document["logits"]["all"]["kl_divergence"] < 1e-8
 
 
 def test_gpt2(tmp_path, text, capsys):
