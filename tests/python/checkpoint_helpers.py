@@ -29,6 +29,8 @@ NUMPY_NAMES = {
     "float64": "F64",
     "int8": "I8",
     "uint32": "U32",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
 }
 
 

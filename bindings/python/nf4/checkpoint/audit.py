@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
+from nf4.checkpoint.e2m1 import E2m1Weight
+from nf4.checkpoint.e2m1_audit import e2m1_config_problems, e2m1_value_problems
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.int4_audit import int4_config_problems, int4_value_problems
-from nf4.checkpoint.kinds import integer_settings, method_problem, survey
+from nf4.checkpoint.kinds import KINDS, method_problem, settings_of, survey
 from nf4.checkpoint.leftovers import strangers, without_place
 from nf4.checkpoint.model_files import config_problems
 from nf4.checkpoint.quantization import config_path, quantization
@@ -24,6 +27,8 @@ from nf4.checkpoint.steps import nonfinite
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.info import scale_code
 from nf4.tensor import QuantizedTensor
+
+_Problems: TypeAlias = Iterable[tuple[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +77,25 @@ def value_problems(weight: QuantizedTensor) -> list[tuple[str, str]]:
     return found
 
 
-def _value_problems(weight: Weight, checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    if isinstance(weight, Int4Weight):
-        return int4_value_problems(weight, checkpoint)
+# What finds faults in the values of a kind of weights, and in what describes them.
+_CHECKS: dict[type[Weight], tuple[Callable[..., _Problems], Callable[..., _Problems]]] = {
+    E2m1Weight: (e2m1_value_problems, e2m1_config_problems),
+    Int4Weight: (int4_value_problems, int4_config_problems),
+}
+
+
+def _value_problems(weight: Weight, checkpoint: Checkpoint) -> _Problems:
+    if type(weight) in _CHECKS:
+        return _CHECKS[type(weight)][0](weight, checkpoint)
     return value_problems(weight.load(checkpoint))
 
 
-def _config_problems(checkpoint: Checkpoint, found: Survey) -> Iterable[tuple[str, str]]:
-    settings = integer_settings(checkpoint)
-    if settings is not None or any(isinstance(w, Int4Weight) for w in found.weights.values()):
-        return int4_config_problems(checkpoint, settings, found)
+def _config_problems(checkpoint: Checkpoint, found: Survey) -> _Problems:
+    settings = settings_of(checkpoint)
+    kinds = {type(weight) for weight in found.weights.values()}
+    for kind in KINDS:
+        if isinstance(settings, kind.settings) or (settings is None and kind.weight in kinds):
+            return _CHECKS[kind.weight][1](checkpoint, settings, found)
     return config_problems(checkpoint, found)
 
 
@@ -138,7 +152,7 @@ def audit_report(path: str) -> Report:
 
 def _errors(checkpoint: Checkpoint, found: Survey, faults: list[FormatError]) -> list[FormatError]:
     """Lists the errors of a checkpoint that was opened with `faults`."""
-    problem = method_problem(quantization(checkpoint))
+    problem = method_problem(checkpoint)
     if problem is not None:
         return [*faults, problem]
     unread = [each for each in found.unread if each not in found.faults]
@@ -163,8 +177,8 @@ def _model_findings(checkpoint: Checkpoint, found: Survey) -> tuple[list[Finding
     ones. Also returns Report.checked_by. Findings are faults if they follow from the model's
     modules, and warnings if only from names."""
     said = quantization(checkpoint)
-    if not found.weights or said is None or integer_settings(checkpoint):
-        # Other libraries than transformers load integer weights too. None is asked.
+    if not found.weights or said is None or settings_of(checkpoint):
+        # Other libraries than transformers load these weights too. None is asked.
         return [], ""
     rules, checked_by = choose_rules(checkpoint.config, found)
     severity = "warning" if rules.model is None else "fault"

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import DTYPE_KEYS, NF4_TO_TORCH
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
-from nf4.checkpoint.kinds import ASSUMED, integer_settings, is_assumed, require_readable, survey
+from nf4.checkpoint.kinds import ASSUMED, is_assumed, require_readable, settings_of, survey
 from nf4.checkpoint.leftovers import strangers
 from nf4.checkpoint.output import Progress, output_target, write_checkpoint
 from nf4.checkpoint.quantization import quantization, without_quantization
@@ -82,14 +83,15 @@ def _require_dense(checkpoint: Checkpoint, weights: Mapping[str, Weight]) -> Non
         raise FormatError(path, f"it is 4-bit already ({weight.format})", name)
 
 
-def _require_no_integers(checkpoint: Checkpoint, found: Survey) -> None:
-    """Raises FormatError if the checkpoint has integer weights, or says that it has."""
-    integers = {name: each for name, each in found.weights.items() if each.format == "int4"}
+def _require_no_other_kind(checkpoint: Checkpoint, found: Survey) -> None:
+    """Raises FormatError if the checkpoint has 4-bit weights other than bitsandbytes', or says that
+    it has."""
+    others = {n: each for n, each in found.weights.items() if not isinstance(each, BnbWeight)}
     said = quantization(checkpoint)
-    if said is not None and integer_settings(checkpoint) is not None:
-        but = "" if integers else f", says {said.place}, but has no such weights"
+    if said is not None and settings_of(checkpoint) is not None:
+        but = "" if others else f", says {said.place}, but has no such weights"
         raise FormatError(said.path, f"the model is quantized by {said.method!r}{but}")
-    _require_dense(checkpoint, integers)
+    _require_dense(checkpoint, others)
 
 
 def quantize_checkpoint(
@@ -114,7 +116,7 @@ def quantize_checkpoint(
         target = output_target(checkpoint, destination, replace)
         found = survey(checkpoint)
         require_readable(checkpoint, found)
-        _require_no_integers(checkpoint, found)
+        _require_no_other_kind(checkpoint, found)
         began = time.perf_counter()
         rules, chosen_by = choose_rules(checkpoint.config, found, options.skip, options.only)
         choice_seconds = time.perf_counter() - began

@@ -294,6 +294,16 @@ PARSERS: dict[str, Callable[[Mapping[str, Any]], Settings]] = {
     "auto-round": _parse_auto_round,
     "compressed-tensors": _parse_compressed,
 }
+
+
+def parser(
+    method: str | None, _config: Mapping[str, Any]
+) -> Callable[[Mapping[str, Any]], Settings] | None:
+    """Returns the function that reads the settings of a quant_method; None if it is of another
+    kind of weights."""
+    return PARSERS.get(str(method))
+
+
 # quant_method -> a function that does the reverse, from weights' modules by group size.
 BUILDERS: dict[str, Callable[[Settings, Mapping[int, list[str]]], dict[str, Any]]] = {
     "gptq": _build_gptq,

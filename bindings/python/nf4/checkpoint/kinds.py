@@ -5,50 +5,86 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
-from nf4.checkpoint import bnb
+from nf4.checkpoint import bnb, e2m1_config, int4_config
+from nf4.checkpoint.e2m1 import E2m1Weight, add_e2m1, layers_of_fp8
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import Int4Weight, add_integers
-from nf4.checkpoint.int4_config import PARSERS, Settings
 from nf4.checkpoint.int4_layouts import GPTQ
 from nf4.checkpoint.leftovers import unread
-from nf4.checkpoint.quantization import (
-    BITSANDBYTES,
-    OF_EXPERTS,
-    Quantization,
-    quantization,
-)
+from nf4.checkpoint.quantization import BITSANDBYTES, OF_EXPERTS, quantization
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.weights import Survey
+from nf4.checkpoint.weights import Survey, Weight
 
 # The warning for integers without settings.
 ASSUMED = "nothing tells gptq from gptq_v2 here; gptq is assumed"
 _OF_BITSANDBYTES = (BITSANDBYTES, OF_EXPERTS)
+Settings: TypeAlias = int4_config.Settings | e2m1_config.Settings
 
 
-def integer_settings(checkpoint: Checkpoint) -> Settings | None:
-    """Returns the checkpoint's settings of integer weights; None if it has none. Raises FormatError
-    for weights that cannot be read, such as 8-bit ones."""
+class Kind(NamedTuple):
+    """A kind of weights other than those of bitsandbytes, whose quant_state describes each.
+
+    weight    the class of its weights
+    settings  the class of what a checkpoint says of them
+    parser    returns, for a quant_method and its settings, the function that reads these; None if
+              they are of another kind
+    add       moves its weights from the dense tensors of a survey to the weights
+    """
+
+    weight: type[Weight]
+    settings: type[Settings]
+    parser: Callable[[str | None, Mapping[str, Any]], Callable[..., Settings] | None]
+    add: Callable[[Survey, Checkpoint, Any], None]
+
+
+# In the order in which they look for their tensors where nothing says which kind there is.
+KINDS = (
+    Kind(E2m1Weight, e2m1_config.Settings, e2m1_config.parser, add_e2m1),
+    Kind(Int4Weight, int4_config.Settings, int4_config.parser, add_integers),
+)
+
+
+def settings_of(checkpoint: Checkpoint) -> Settings | None:
+    """Returns what the checkpoint says of its weights of KINDS; None if it has none. Raises
+    FormatError for weights that cannot be read, such as 8-bit ones."""
     said = quantization(checkpoint)
-    parse = None if said is None else PARSERS.get(str(said.method))
-    if said is None or parse is None:
+    if said is None:
+        return None
+    # DeepSeek-V4 has this key at the top of config.json.
+    config = {"expert_dtype": checkpoint.config.get("expert_dtype"), **said.config}
+    parsers = (kind.parser(said.method, config) for kind in KINDS)
+    parse = next(filter(None, parsers), None)
+    if parse is None:
         return None
     try:
-        settings = parse(said.config)
+        settings = parse(config)
     except ValueError as error:
         reason = f"the model is quantized by {said.method!r}: {error}"
         raise FormatError(said.path, reason) from None
     return dataclasses.replace(settings, method=said.method, file=os.path.basename(said.path))
 
 
+def integer_settings(checkpoint: Checkpoint) -> int4_config.Settings | None:
+    """Returns settings_of for integer weights; None if it has none."""
+    settings = settings_of(checkpoint)
+    return settings if isinstance(settings, int4_config.Settings) else None
+
+
 def survey(checkpoint: Checkpoint) -> Survey:
     """Finds the 4-bit weights of a checkpoint. Reads only the tensors that tell their shapes.
-    Raises FormatError if the settings are of integers that cannot be read."""
-    settings, said = integer_settings(checkpoint), quantization(checkpoint)
+    Raises FormatError if the settings are of weights that cannot be read."""
+    settings, said = settings_of(checkpoint), quantization(checkpoint)
     found = bnb.survey(checkpoint)
-    if settings is not None or said is None:
-        add_integers(found, checkpoint, settings)
-    found.unread = list(unread(checkpoint, found))
+    for kind in KINDS:
+        if said is None or isinstance(settings, kind.settings):
+            kind.add(found, checkpoint, settings)
+    mixed = isinstance(settings, e2m1_config.Settings) and settings.mixed
+    kept = layers_of_fp8(found) if mixed else set()
+    for error in unread(checkpoint, found):
+        (found.kept if error.tensor in kept else found.unread).append(error)
     known = said is not None and (settings is not None or said.method in _OF_BITSANDBYTES)
     if known or found.weights:
         found.faults += found.unread
@@ -58,7 +94,7 @@ def survey(checkpoint: Checkpoint) -> Survey:
 def require_loadable(checkpoint: Checkpoint, found: Survey) -> None:
     """Raises FormatError for a quantization that cannot be read, for the first fault of a survey,
     and for a directory that could name its version of GPTQ and does not."""
-    problem = method_problem(quantization(checkpoint))
+    problem = method_problem(checkpoint)
     if problem is not None:
         raise problem
     found.require_sound()
@@ -71,7 +107,7 @@ def require_readable(checkpoint: Checkpoint, found: Survey) -> None:
     """Raises FormatError unless every tensor of a survey is understood: for everything that
     require_loadable refuses, and for tensors in the layout of another library."""
     require_loadable(checkpoint, found)
-    for fault in found.unread:
+    for fault in [*found.unread, *found.kept]:
         raise fault
 
 
@@ -83,9 +119,10 @@ def is_assumed(checkpoint: Checkpoint, found: Survey) -> bool:
     )
 
 
-def method_problem(said: Quantization | None) -> FormatError | None:
+def method_problem(checkpoint: Checkpoint) -> FormatError | None:
     """Returns an error for a quantization that is not read, by its name."""
-    if said is None or said.method in PARSERS or said.method == OF_EXPERTS:
+    said = quantization(checkpoint)
+    if said is None or said.method == OF_EXPERTS or settings_of(checkpoint) is not None:
         return None
     if said.method is None:
         reason = f"{said.place} has no quant_method, so it is not read"

@@ -65,7 +65,7 @@ def strangers(checkpoint: Checkpoint, found: Survey) -> list[FormatError]:
         not (name.endswith((".weight", ".bias")) or is_harmless(info))
         for name, info in found.dense.items()
     )
-    if not unusual or not found.weights:
+    if not unusual or not found.weights or found.kept:
         return []
     rules, _ = choose_rules(checkpoint.config, found)
     return [] if rules.model is None else without_place(checkpoint, found, rules.model)

@@ -33,7 +33,8 @@ _ALIASES: dict[str | None, dict[str, str]] = {
 _DECISIVE = (
     "bits", "group_size", "checkpoint_format", "version", "format", "packing_format", "pack_dtype",
     "is_marlin_format", "sym", "zero_point", "desc_act", "data_type", "dynamic", "extra_config",
-    "config_groups", "sparsity_config", "transform_config", "load_in_4bit", "load_in_8bit",
+    "config_groups", "quant_algo", "expert_dtype", "quantized_layers", "sparsity_config",
+    "transform_config", "load_in_4bit", "load_in_8bit",
 )  # fmt: skip
 # If no place names a method, a config belongs to the first method with one of its keys here.
 _KEYS_OF_METHODS = {
@@ -47,7 +48,8 @@ _KEYS_OF_METHODS = {
 # A file without such a key belongs to the tool that uses its name: AutoGPTQ and GPTQModel, AutoAWQ.
 _METHOD_OF_FILE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 # Only one tool writes each of these, a key and a file, so they name the method.
-_METHOD_OF_PLACE = {_KEY_OF_MLX: MLX, "hf_quant_config.json": "modelopt"}
+_FILE_OF_MODELOPT = "hf_quant_config.json"
+_METHOD_OF_PLACE = {_KEY_OF_MLX: MLX, _FILE_OF_MODELOPT: "modelopt"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,9 +170,11 @@ def _places(checkpoint: Checkpoint) -> Iterator[_Place]:
 def _place(block: Any, path: str, place: str, name: str) -> _Place:
     if not isinstance(block, dict):
         raise FormatError(path, f"{place.rpartition(' ')[2]} is not an object")
-    inner = block.get(_KEYS[0])
-    if isinstance(inner, dict):  # older compressed-tensors wrote it so, beside sparsity_config
-        block = {**{key: each for key, each in block.items() if key != _KEYS[0]}, **inner}
+    # ModelOpt writes it so beside its own version, older compressed-tensors beside sparsity_config.
+    key = _KEY_OF_MLX if name == _FILE_OF_MODELOPT else _KEYS[0]
+    inner = block.get(key)
+    if isinstance(inner, dict):
+        block = {**{other: each for other, each in block.items() if other != key}, **inner}
     return _Place(block, path, place, name)
 
 

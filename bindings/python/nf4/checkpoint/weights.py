@@ -27,7 +27,7 @@ class Weight(abc.ABC):
     @property
     @abc.abstractmethod
     def format(self) -> str:
-        """The format of its codes: "nf4", "fp4" or "int4"."""
+        """The format of its codes: "nf4", "fp4", "mxfp4", "nvfp4" or "int4"."""
 
     @property
     @abc.abstractmethod
@@ -66,12 +66,14 @@ class Weight(abc.ABC):
 class Survey:
     """The tensors of a checkpoint: 4-bit weights by name, dense tensors by name, the faults of
     broken 4-bit weights, and errors for dense tensors that are part of something quantized. In a
-    4-bit checkpoint these errors are among the faults."""
+    4-bit checkpoint these errors are among the faults, except those of `kept`: layers in FP8 that
+    the checkpoint says it has."""
 
     weights: dict[str, Weight] = dataclasses.field(default_factory=dict)
     dense: dict[str, TensorInfo] = dataclasses.field(default_factory=dict)
     faults: list[FormatError] = dataclasses.field(default_factory=list)
     unread: list[FormatError] = dataclasses.field(default_factory=list)
+    kept: list[FormatError] = dataclasses.field(default_factory=list)
 
     def require_sound(self) -> None:
         """Raises the first fault, if any."""

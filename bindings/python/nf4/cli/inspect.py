@@ -18,7 +18,6 @@ from nf4.checkpoint.difference import (
 from nf4.checkpoint.errors import FormatError, printable
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.kinds import method_problem, survey
-from nf4.checkpoint.quantization import quantization
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.cli.console import (
@@ -135,7 +134,7 @@ def inspect_checkpoint(
         rows = [weight_row(weight, errors.get(name)) for name, weight in found.weights.items()]
         rows += [_dense_row(info) for info in found.dense.values()]
         rows.sort(key=lambda row: natural_key(row["name"]))
-        problem = method_problem(quantization(checkpoint))
+        problem = method_problem(checkpoint)
         warnings = [] if problem is None else [problem.reason]
         totals = _totals(found, errors)
         return {"path": path, "tensors": rows, "totals": totals, "warnings": warnings}
@@ -148,7 +147,14 @@ def _scale_cells(row: dict[str, Any]) -> tuple[str, str]:
     if row["format"] == "int4":
         size = "row" if row["group_size"] == -1 else str(row["group_size"])
         return size, row["scales_dtype"] + " + zeros" * row["zero_points"]
+    if "scales_dtype" in row:  # mxfp4, nvfp4
+        return str(row["blocksize"]), row["scales_dtype"]
     return str(row["blocksize"]), "8-bit" if row["nested_blocksize"] else "float32"
+
+
+def _kind(row: dict[str, Any]) -> str:
+    """Returns the column "format" of a 4-bit weight."""
+    return row["layout"] if row["format"] == "int4" else row["format"]
 
 
 def _cells(row: dict[str, Any], compared: bool) -> list[str]:
@@ -156,7 +162,7 @@ def _cells(row: dict[str, Any], compared: bool) -> list[str]:
     cells = [
         printable(row["name"]),
         "x".join(map(str, row["shape"])) or "scalar",
-        f"{row.get('layout', row['format'])} ({row['dtype']})" if four_bit else row["dtype"],
+        f"{_kind(row)} ({row['dtype']})" if four_bit else row["dtype"],
         *_scale_cells(row),
         size_text(row["bytes"]),
         f"{row['bits_per_weight']:.2f}",
