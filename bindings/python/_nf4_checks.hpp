@@ -75,6 +75,11 @@ inline Checked check_shape(int64_t rows, int64_t cols) {
   return {};
 }
 
+// The format of a Spec has the scale_rule above its 8 low bits: the arguments of an operator, which
+// graphs on disk have, stay what they are.
+constexpr int kScaleRuleShift = 8;
+constexpr int64_t kFormatMask = (1 << kScaleRuleShift) - 1;
+
 inline Checked read_spec(const std::array<int64_t, 5> &spec, nf4_tensor &weight) {
   const auto [rows, cols, format, blocksize, nested_blocksize] = spec;
   if (Checked fault = check_shape(rows, cols)) return fault;
@@ -85,10 +90,17 @@ inline Checked read_spec(const std::array<int64_t, 5> &spec, nf4_tensor &weight)
   weight.struct_size = sizeof weight;
   weight.rows = rows;
   weight.cols = cols;
-  weight.format = static_cast<nf4_format>(format);
+  weight.format = static_cast<nf4_format>(format & kFormatMask);
+  weight.scale_rule = static_cast<int32_t>(format >> kScaleRuleShift);
   weight.blocksize = static_cast<int32_t>(blocksize);
   weight.nested_blocksize = static_cast<int32_t>(nested_blocksize);
   return {};
+}
+
+// The elements of nested_absmax in NVFP4.
+inline int64_t global_scales(const nf4_tensor &weight) {
+  if (weight.rows == 0 || weight.cols == 0) return 0;
+  return weight.nested_blocksize == 0 ? 1 : divide_up(weight.rows, weight.nested_blocksize);
 }
 
 // Fills in the descriptor of a weight whose parts are on the device of `first`.
@@ -97,17 +109,22 @@ inline Checked read_weight(const WeightViews<Codebook> &given, const dl_tensor &
   if (Checked fault = read_spec(given.spec, weight)) return fault;
   const int64_t elements = weight.rows * weight.cols;
   const int64_t blocks = divide_up(elements, weight.blocksize);
-  const bool nested = weight.nested_blocksize != 0;
-  const int64_t nested_blocks = nested ? divide_up(blocks, weight.nested_blocksize) : 0;
+  const bool of_nvfp4 = weight.format == NF4_FORMAT_NVFP4;
+  const bool scale_bytes = of_nvfp4 || weight.format == NF4_FORMAT_MXFP4;
+  const bool nested = weight.nested_blocksize != 0 && !scale_bytes;
+  const int64_t nested_blocks = of_nvfp4 ? global_scales(weight)
+                                : nested ? divide_up(blocks, weight.nested_blocksize)
+                                         : 0;
   const int64_t counts[Codebook::kParts] = {
       divide_up(elements, 2), blocks, nested_blocks, 256, 1, 16};
   void *data[Codebook::kParts] = {};
   for (int i = 0; i < Codebook::kParts; ++i) {
     const View &view = given.parts[i];
     const bool of_nested = i >= kNestedAbsmax && i <= kNestedOffset;
-    if ((of_nested && !nested) || (i == kCodebook && !view)) continue;
+    const bool wanted = nested || (of_nvfp4 && i == kNestedAbsmax);
+    if ((of_nested && !wanted) || (i == kCodebook && !view)) continue;
     if (!view) return Fault{Codebook::kNames[i], "a tensor, as the weight is nested"};
-    const bool bytes = i == kPacked || (i == kAbsmax && nested);
+    const bool bytes = i == kPacked || (i == kAbsmax && (nested || scale_bytes));
     if (!is_part(&*view, counts[i], bytes) || !has_memory(&*view) || !beside(*view, first))
       return Fault{Codebook::kNames[i], "contiguous elements where the others are", counts[i]};
     data[i] = const_cast<char *>(address_of(&*view));

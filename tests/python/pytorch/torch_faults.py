@@ -43,5 +43,5 @@ FAULTS = {
     "nested_blocksize -1": {"nested_blocksize": -1},
     "shape of -1 rows": {"rows": -1},
     "shape of too many elements": {"rows": 1 << 62},
-    "format 3": {"format": 3},
+    "format 5": {"format": 5},
 }

@@ -4,6 +4,9 @@ tensors of new ones.
 A 4-bit weight P consists of several tensors: `P` (packed bytes, perhaps viewed as a float type),
 `P.absmax`, `P.quant_map`, with double quantization also `P.nested_absmax` and `P.nested_quant_map`,
 and `P.quant_state.bitsandbytes__nf4` (or `__fp4`), which is JSON as bytes.
+
+libnf4 writes the weights of a state_dict in MXFP4 and NVFP4 in the same way: `P.absmax` has bytes,
+`P.nested_absmax` the global scales of NVFP4, and there is no table.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 
 from nf4._quantize import quantize
 from nf4.checkpoint.dtypes import BITS, NF4_TO_TORCH, NUMPY, STORAGE, STORAGE_NAMES, TORCH_TO_NF4
+from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, MXFP4, NVFP4
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import MAX_RANK, TensorInfo, TensorSpec
 from nf4.checkpoint.jsonio import is_count, parse_object
@@ -24,8 +28,9 @@ from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.info import codebook
 from nf4.tensor import QuantizedTensor
+from nf4.typing import ScaleRuleName
 
-FORMATS = ("nf4", "fp4")
+FORMATS = ("nf4", "fp4", MXFP4, NVFP4)
 NESTED_BLOCKSIZE = 256
 STATE_MARK = ".quant_state.bitsandbytes__"
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
@@ -39,7 +44,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 @dataclasses.dataclass(frozen=True)
 class State:
     """A weight's quant_state. dtype and shape are those of the dense weight, shape is (outputs,
-    inputs). nested_blocksize 0: absmax is float32, nested_offset unused."""
+    inputs). nested_blocksize 0: absmax is float32, nested_offset unused. In MXFP4 and NVFP4
+    absmax is always bytes; nested_blocksize and scale_rule are those of nf4.QuantizedTensor."""
 
     format: str
     blocksize: int
@@ -47,6 +53,16 @@ class State:
     shape: tuple[int, ...]
     nested_blocksize: int = 0
     nested_offset: float = 0.0
+    scale_rule: ScaleRuleName | None = None
+
+    @property
+    def nested(self) -> bool:
+        return self.nested_blocksize != 0 and not self.scale_bytes
+
+    @property
+    def scale_bytes(self) -> bool:
+        """Whether the scales are floats of 8 bits."""
+        return self.format in BLOCKSIZES
 
     @property
     def elements(self) -> int:
@@ -62,7 +78,12 @@ class State:
 
     def tables(self) -> dict[str, tuple[str, int]]:
         """Returns the parts other than packed bytes and quant_state: name -> (dtype, elements)."""
-        if not self.nested_blocksize:
+        if self.scale_bytes:
+            rows = math.prod(self.shape[:-1])
+            globals = -(-rows // self.nested_blocksize) if self.nested_blocksize else 1
+            of_nvfp4 = {"nested_absmax": ("F32", globals)} if self.format == NVFP4 else {}
+            return {"absmax": ("U8", self.blocks), **of_nvfp4}
+        if not self.nested:
             return {"absmax": ("F32", self.blocks), "quant_map": ("F32", 16)}
         return {
             "absmax": ("U8", self.blocks),
@@ -80,7 +101,10 @@ class State:
             "dtype": NF4_TO_TORCH[self.dtype],
             "shape": list(self.shape),
         }
-        if not self.nested_blocksize:
+        if self.scale_bytes:
+            fields |= {"rows_of_a_global_scale": self.nested_blocksize}
+            fields |= {"scale_rule": self.scale_rule} if self.scale_rule else {}
+        if not self.nested:
             return json.dumps(fields).encode()
         fields |= {"nested_blocksize": self.nested_blocksize, "nested_dtype": "float32"}
         longest = len(json.dumps(fields | {"nested_offset": -1.7976931348623157e308}))
@@ -123,8 +147,10 @@ class BnbWeight(Weight):
 
     def own_codebook(self, checkpoint: Checkpoint) -> np.ndarray | None:
         """Returns quant_map as float32; None if it is the format's codebook in quant_map's
-        dtype."""
-        info = self.parts["quant_map"]
+        dtype, or if there is none."""
+        info = self.parts.get("quant_map")
+        if info is None:
+            return None
         table = checkpoint.read(info.name).view(NUMPY[info.dtype])
         standard = codebook(self.state.format).astype(table.dtype)
         return None if np.array_equal(table, standard) else table.astype(np.float32)
@@ -136,17 +162,19 @@ class BnbWeight(Weight):
         def floats(part: str) -> np.ndarray:
             return checkpoint.read(self.parts[part].name).view(np.float32)
 
-        state, nested = self.state, self.state.nested_blocksize != 0
+        state, nested = self.state, self.state.nested
+        as_bytes = nested or state.scale_bytes
         return QuantizedTensor(
             packed=checkpoint.read(self.name),
-            absmax=checkpoint.read(self.parts["absmax"].name) if nested else floats("absmax"),
-            nested_absmax=floats("nested_absmax") if nested else None,
+            absmax=checkpoint.read(self.parts["absmax"].name) if as_bytes else floats("absmax"),
+            nested_absmax=floats("nested_absmax") if "nested_absmax" in self.parts else None,
             nested_code=floats("nested_quant_map") if nested else None,
             nested_offset=np.array([state.nested_offset], np.float32) if nested else None,
             codebook=self.own_codebook(checkpoint),
             format=state.format,
             blocksize=state.blocksize,
             nested_blocksize=state.nested_blocksize,
+            scale_rule=state.scale_rule,
             shape=state.shape,
             dtype=state.dtype,
         )
@@ -160,8 +188,12 @@ def parse_state(fields: dict[str, Any], format: str) -> State:
     """Returns a State from quant_state's JSON. Raises ValueError naming a wrong field."""
     if fields.get("quant_type") != format:
         raise ValueError(f"quant_type {fields.get('quant_type')!r} under a key for {format!r}")
-    if not _power_of_two(fields.get("blocksize"), 32, 4096):
-        raise ValueError(f"blocksize {fields.get('blocksize')!r} is not a power of two, 32..4096")
+    size = fields.get("blocksize")
+    if format in BLOCKSIZES:
+        if type(size) is not int or size not in BLOCKSIZES[format]:
+            raise ValueError(f"blocksize {size!r} is not one of {format}")
+    elif not _power_of_two(size, 32, 4096):
+        raise ValueError(f"blocksize {size!r} is not a power of two, 32..4096")
     dtype = TORCH_TO_NF4.get(str(fields.get("dtype")))
     if dtype is None:
         raise ValueError(f"dtype {fields.get('dtype')!r} is not float32, float16 or bfloat16")
@@ -173,6 +205,8 @@ def parse_state(fields: dict[str, Any], format: str) -> State:
     if math.prod(size or 1 for size in shape) > 2**60:
         raise ValueError(f"shape {shape} overflows")
     state = State(format, fields["blocksize"], dtype, tuple(shape))
+    if state.scale_bytes:
+        return _with_global_scales(state, fields)
     if not any(key.startswith("nested_") for key in fields):
         return state
     if not _power_of_two(fields.get("nested_blocksize"), 1, 2**30):
@@ -187,6 +221,18 @@ def parse_state(fields: dict[str, Any], format: str) -> State:
     return dataclasses.replace(
         state, nested_blocksize=fields["nested_blocksize"], nested_offset=float(offset)
     )
+
+
+def _with_global_scales(state: State, fields: dict[str, Any]) -> State:
+    """Returns the state of a weight in MXFP4 or NVFP4. Raises ValueError naming a wrong field."""
+    if state.shape[-1] % state.blocksize:
+        raise ValueError(f"shape {list(state.shape)} has rows that are not whole blocks")
+    rows, rule = fields.get("rows_of_a_global_scale", 0), fields.get("scale_rule")
+    if not is_count(rows) or rows >= 2**31 or (rows and state.format == MXFP4):
+        raise ValueError(f"rows_of_a_global_scale {rows!r} is not a number of rows")
+    if rule is not None and (state.format != NVFP4 or rule not in ("factor", "divisor")):
+        raise ValueError(f"scale_rule {rule!r} is not one of {state.format}")
+    return dataclasses.replace(state, nested_blocksize=rows, scale_rule=rule)
 
 
 def _part_problems(state: State, parts: dict[str, TensorInfo]) -> list[str]:
@@ -230,7 +276,7 @@ def _weight(
     format = keys[0].removeprefix(name + STATE_MARK)
     info = checkpoint.info(keys[0])
     if format not in FORMATS:
-        return None, [f"its quant_state is for {format!r}, neither nf4 nor fp4"]
+        return None, [f"its quant_state is for {format!r}; expected {', '.join(FORMATS)}"]
     if info.dtype != "U8" or info.nbytes > _MAX_STATE_BYTES:
         return None, [f"its quant_state is {info.dtype} of {info.nbytes} bytes, not JSON as U8"]
     file = checkpoint.owner[keys[0]]
@@ -322,14 +368,16 @@ class Plan:
         data: dict[str, np.ndarray | bytes] = {
             name: weight.packed,
             f"{name}.absmax": weight.absmax,
+        }
+        if not state.scale_bytes:
             # bitsandbytes writes FP4's code 8 as +0, though its CUDA kernels decode it as -0, as we
             # do.
-            f"{name}.quant_map": codebook(state.format) + np.float32(0),
-        }
+            data[f"{name}.quant_map"] = codebook(state.format) + np.float32(0)
+        if weight.nested_absmax is not None:
+            data[f"{name}.nested_absmax"] = weight.nested_absmax
         if weight.nested:
             offset = float(np.asarray(weight.nested_offset).reshape(-1)[0])
             state = dataclasses.replace(state, nested_offset=offset)
-            data[f"{name}.nested_absmax"] = weight.nested_absmax
             data[f"{name}.nested_quant_map"] = weight.nested_code
         data[f"{name}{STATE_MARK}{state.format}"] = state.to_json()
         return data

@@ -18,6 +18,7 @@ from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.tensor import QuantizedTensor
+from nf4.typing import ScaleRuleName
 
 # Tensors beside a weight that change nothing where activations and the KV cache have 16 bits.
 _OF_ACTIVATIONS = (
@@ -42,6 +43,10 @@ class E2m1State:
     @property
     def format(self) -> str:
         return self.layout.format
+
+    @property
+    def scale_rule(self) -> ScaleRuleName | None:
+        return self.layout.scale_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +110,7 @@ class E2m1Weight(Weight):
             format=self.format,
             blocksize=self.state.blocksize,
             nested_blocksize=self.state.nested_blocksize,
-            scale_rule=self.state.layout.scale_rule,
+            scale_rule=self.state.scale_rule,
             shape=self.shape,
             dtype=self.dtype,
         )

@@ -197,7 +197,7 @@ def _item(name: str, value: Any) -> _Item:
                 f"bitsandbytes uses whatever a file says"
             )
         plan = State(weight.format, weight.blocksize, weight.dtype, weight.shape,
-                     weight.nested_blocksize)  # fmt: skip
+                     weight.nested_blocksize, scale_rule=weight.scale_rule)  # fmt: skip
         return _Item(name, weight, Plan(name, plan))
     return _int4_item(name, weight)
 

@@ -36,6 +36,11 @@ class FrozenQuantizer(OurLayers, HfQuantizer):
     def is_serializable(self) -> bool:
         return True
 
+    def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[Any, dict[str, Any]]:
+        from nf4.torch._e2m1_state import as_stored  # this needs all of nf4.torch
+
+        return as_stored(model), {}
+
     @property
     def is_trainable(self) -> bool:
         """Adapters are trainable."""

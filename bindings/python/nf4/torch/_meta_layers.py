@@ -13,6 +13,8 @@ import nf4
 from nf4.checkpoint import FormatError
 from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import FILE_TO_NF4
+from nf4.checkpoint.e2m1 import E2m1Weight
+from nf4.checkpoint.e2m1_stacks import JoinedWeight
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.stacks import names_of, parameter_of
 from nf4.checkpoint.weights import Weight
@@ -44,6 +46,7 @@ def layer_on_meta(
     else:
         made = _nf4_on_meta(weight, compute_dtype)
         made.bias = bias
+        made.stored_layout = _stored_layout(weight)
     return made.train(module.training)
 
 
@@ -57,7 +60,9 @@ def put_layer(model: PreTrainedModel, layer: QuantizedLinear, target: str) -> No
             config.tie_word_embeddings = False
 
 
-def experts_on_meta(weight: BnbWeight, model: nn.Module, parameter: str | None) -> NF4Experts:
+def experts_on_meta(
+    weight: BnbWeight | E2m1Weight, model: nn.Module, parameter: str | None
+) -> NF4Experts:
     """Returns the NF4Experts that replace a model's dense parameter. Raises FormatError if there is
     no such parameter."""
 
@@ -76,14 +81,23 @@ def experts_on_meta(weight: BnbWeight, model: nn.Module, parameter: str | None) 
     if shape != weight.shape:
         raise wrong(f"its shape is {list(weight.shape)}, but {list(shape)} in the model")
     state = weight.state
-    return NF4Experts(
+    made = NF4Experts(
         *state.shape,
         format=state.format,
         blocksize=state.blocksize,
         nested_blocksize=state.nested_blocksize,
+        scale_rule=state.scale_rule,
         dtype=state.dtype,
         device="meta",
     )
+    made.stored_layout = _stored_layout(weight)
+    return made
+
+
+def _stored_layout(weight: Weight) -> str | None:
+    """Returns NF4Weight.stored_layout."""
+    is_one = isinstance(weight, E2m1Weight) and not isinstance(weight, JoinedWeight)
+    return weight.state.layout.name if is_one else None
 
 
 def _linear(weight: Weight, module: nn.Module | None, target: str) -> nn.Module:
@@ -120,7 +134,7 @@ def _int4_on_meta(weight: Int4Weight) -> nf4.Int4Tensor[Tensor]:
     )
 
 
-def _nf4_on_meta(weight: BnbWeight, compute_dtype: DTypeLike | None) -> NF4Linear:
+def _nf4_on_meta(weight: BnbWeight | E2m1Weight, compute_dtype: DTypeLike | None) -> NF4Linear:
     state = weight.state
     return NF4Linear(
         state.shape[1],
@@ -129,6 +143,7 @@ def _nf4_on_meta(weight: BnbWeight, compute_dtype: DTypeLike | None) -> NF4Linea
         format=state.format,
         blocksize=state.blocksize,
         nested_blocksize=state.nested_blocksize,
+        scale_rule=state.scale_rule,
         compute_dtype=compute_dtype,
         dtype=state.dtype,
         device="meta",

@@ -30,8 +30,8 @@ def _described(weight: WeightParts | Int4Parts | Int4Stack) -> _Weight:
 
 def _descriptor(kind: type, spec: Any, given: tuple[bool, ...]) -> Structure:
     if kind is WeightParts:
-        of_weight = (spec.shape, spec.format, spec.blocksize, spec.nested_blocksize)
-        made = tensor.descriptor(*of_weight)
+        of_weight = (spec.shape, spec.name, spec.blocksize, spec.nested_blocksize)
+        made = tensor.descriptor(*of_weight, spec.scale_rule)
         names = ("codebook",)
     else:
         shape = spec.shape[1:] if kind is Int4Stack else (spec.rows, spec.cols)

@@ -71,7 +71,8 @@ def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
     if weight.nested:
         # Layers may share the table, and safetensors refuses tensors that share memory.
         parts["nested_quant_map"] = weight.nested_code.clone()
-    parts["quant_map"] = standard_table(weight.format, device)
+    if not weight.scale_bytes:
+        parts["quant_map"] = standard_table(weight.format, device)
     has_offset = weight.nested and device.type != "meta"
     state = State(
         weight.format,
@@ -80,6 +81,7 @@ def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:
         weight.shape,
         weight.nested_blocksize,
         weight.nested_offset.item() if has_offset else 0.0,
+        weight.scale_rule,
     )
     blob = torch.frombuffer(bytearray(state.to_json()), dtype=torch.uint8)
     parts[_MARK + weight.format] = blob.to(device) if device.type == "meta" else blob
@@ -129,22 +131,22 @@ def load(parts: dict[str, Tensor]) -> Loaded:
         return Loaded(set(), None)
     format = marks[0].removeprefix(_MARK)
     state = _parse(parts[marks[0]], format)
-    nested = state.nested_blocksize != 0
-    needed = ["absmax", "quant_map", *(("nested_absmax", "nested_quant_map") if nested else ())]
+    nested, needed = state.nested, list(state.tables())
     missing = [key for key in needed if key not in parts]
     if missing:
         raise InvalidArgument(f"weight.{missing[0]} is missing beside weight.{marks[0]}")
-    require_standard_table("weight.quant_map", parts["quant_map"], format)
+    require_standard_table("weight.quant_map", parts.get("quant_map"), format)
     offset = torch.tensor(state.nested_offset, dtype=torch.float32, device=parts[""].device)
     weight = nf4.QuantizedTensor(
         packed=bytes_of(parts[""]),
         absmax=parts["absmax"],
-        nested_absmax=parts["nested_absmax"] if nested else None,
+        nested_absmax=parts["nested_absmax"] if "nested_absmax" in needed else None,
         nested_code=parts["nested_quant_map"] if nested else None,
         nested_offset=offset if nested else None,
         format=format,
         blocksize=state.blocksize,
         nested_blocksize=state.nested_blocksize,
+        scale_rule=state.scale_rule,
         shape=state.shape,
         dtype=state.dtype,
     )

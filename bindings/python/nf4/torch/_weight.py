@@ -1,10 +1,11 @@
-"""WeightParts: an NF4 or FP4 weight as nf4.torch passes it between functions. Int4Parts
+"""WeightParts: a QuantizedTensor as nf4.torch passes it between functions. Int4Parts
 (_int4_weight.py) has the same methods.
 
 Public operators take it as ten arguments: the six tensors, shape, format, blocksize and
-nested_blocksize, with the meaning of nf4.QuantizedTensor. The operators in compiled graphs, _linear
+nested_blocksize, with the meaning of nf4.QuantizedTensor; the format of a weight with a scale_rule is
+"nvfp4:divisor". The operators in compiled graphs, _linear
 and _dense_like, take eleven: the six tensors, then rows, cols, the format's number, blocksize and
-nested_blocksize.
+nested_blocksize. The format's number has that of the scale_rule above its 8 low bits.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ _new = tuple.__new__
 
 class Spec(NamedTuple):
     """How the bytes of a weight are read. C++ (_nf4_ops.cpp) takes the first five, in this order:
-    rows is the product of all dimensions of shape but the last, which is cols."""
+    rows is the product of all dimensions of shape but the last, which is cols. format: as public
+    operators have it."""
 
     rows: int
     cols: int
@@ -73,12 +75,43 @@ class Spec(NamedTuple):
     @classmethod
     def of(cls, shape: Sequence[int], format: str, blocksize: int, nested_blocksize: int) -> Spec:
         """Raises InvalidArgument for an unknown format."""
-        code = _convert.FORMATS.get(format) or _convert.format_code(format)
+        code = _convert.FORMATS.get(format) or _code_of(format)
         if len(shape) == 2:
             rows, cols = shape
         else:
             rows, cols = math.prod(shape[:-1]), shape[-1] if shape else 1
         return _new(cls, (rows, cols, code, blocksize, nested_blocksize, tuple(shape), format))
+
+    @property
+    def name(self) -> str:
+        """The format of nf4.QuantizedTensor."""
+        return self.format.partition(":")[0]
+
+    @property
+    def scale_rule(self) -> str | None:
+        return self.format.partition(":")[2] or None
+
+
+_RULE_SHIFT = 8
+
+
+def _code_of(format: str) -> int:
+    """Returns the number of a format that may have a scale_rule."""
+    name, _, rule = str(format).partition(":")
+    if not rule:
+        return _convert.format_code(format)
+    return _convert.format_code(name) | _convert.scale_rule(name, rule) << _RULE_SHIFT
+
+
+def _format_of(code: int) -> Any:
+    """Returns the format of a number; the number itself if there is none."""
+    names = {number: name for name, number in _convert.FORMATS.items()}
+    name = names.get(code & (1 << _RULE_SHIFT) - 1, "")
+    rules = {number: rule for rule, number in _convert.SCALE_RULES.get(name, {}).items()}
+    rule = code >> _RULE_SHIFT
+    if not name or (rule and rule not in rules):
+        return code  # which no format is, as Spec.of says
+    return f"{name}:{rules[rule]}" if rule else name
 
 
 class WeightParts(NamedTuple):
@@ -100,7 +133,10 @@ class WeightParts(NamedTuple):
         if not isinstance(weight, nf4.QuantizedTensor):
             raise no_weight("weight", weight, "a QuantizedTensor")
         tensors = tensors_of(weight, PARTS, _OF_EVERY_WEIGHT)
-        spec = Spec.of(weight.shape, weight.format, weight.blocksize, weight.nested_blocksize)
+        format = weight.format
+        if weight.scale_rule == "divisor":  # the other rules are those of quantize
+            format = f"{format}:{weight.scale_rule}"
+        spec = Spec.of(weight.shape, format, weight.blocksize, weight.nested_blocksize)
         return _new(cls, (*tensors, spec))
 
     @classmethod
@@ -126,8 +162,8 @@ class WeightParts(NamedTuple):
     def of_numbers(cls, *numbers: Any) -> WeightParts:
         """Makes it from the eleven arguments of an operator in a compiled graph, as a matrix."""
         *tensors, rows, cols, code, blocksize, nested_blocksize = numbers
-        name = next((name for name, each in _convert.FORMATS.items() if each == code), code)
-        return cls.of_arguments(*tensors, (rows, cols), name, blocksize, nested_blocksize)
+        format = _format_of(code)
+        return cls.of_arguments(*tensors, (rows, cols), format, blocksize, nested_blocksize)
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -167,7 +203,8 @@ class WeightParts(NamedTuple):
         return nf4.QuantizedTensor(
             **detached,
             shape=spec.shape,
-            format=spec.format,
+            format=spec.name,
+            scale_rule=spec.scale_rule,
             blocksize=spec.blocksize,
             nested_blocksize=spec.nested_blocksize,
             dtype=dtype,

@@ -43,6 +43,10 @@ def put(experts: Any, name: str, made: nn.Module) -> None:
     """Puts 4-bit experts in the place of a dense parameter."""
     delattr(experts, name)
     setattr(experts, name, made.train(experts.training))
+    # PEFT nests its adapters in the order of the parameters, whatever the order of the checkpoint.
+    for stack in names_of(experts):
+        if stack in experts._modules:
+            experts._modules[stack] = experts._modules.pop(stack)
     before = experts.config._experts_implementation
     if before != IMPLEMENTATION:  # layers share the config
         experts.before_4_bits = before

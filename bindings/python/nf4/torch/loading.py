@@ -1,4 +1,5 @@
-"""load: loads a checkpoint of integers, or with experts in 4 bits, as a transformers model."""
+"""load: loads a checkpoint of integers, of MXFP4 or NVFP4, or with experts in 4 bits, as a
+transformers model."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import torch
 
 from nf4.checkpoint import Checkpoint, FormatError, Survey, survey
+from nf4.checkpoint.e2m1 import E2m1Weight
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import require_readable
 from nf4.checkpoint.quantization import config_path
@@ -27,9 +29,10 @@ def load(
 ) -> PreTrainedModel:
     """Loads a checkpoint as a transformers model. GPTQ, AWQ, AutoRound (in the packings of these)
     and compressed-tensors (pack-quantized 4-bit integers) become Int4Linear, and Int4Experts for
-    stacked experts. A checkpoint with experts in NF4 or FP4 becomes NF4Experts and NF4Linear;
-    transformers' from_pretrained loads such a checkpoint too, but only warns of missing tensors.
-    This needs transformers, and none of the packages that made the checkpoint.
+    stacked experts. MXFP4 and NVFP4 of gpt-oss, compressed-tensors, ModelOpt and DeepSeek-V4 become
+    NF4Linear and NF4Experts, and so does a checkpoint with experts in NF4 or FP4; transformers'
+    from_pretrained loads the latter too, but only warns of missing tensors. This needs
+    transformers, and none of the packages that made the checkpoint.
 
     path    a directory with config.json and safetensors files
     dtype   "fp32", "fp16", "bf16" or torch's, for tensors that are not quantized; by default that
@@ -54,8 +57,8 @@ def load(
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
         require_readable(checkpoint, found)
-        if any(map(is_stack, found.weights.values())):
-            return _with_experts(path, dtype, moved_to)
+        if any(is_stack(each) or isinstance(each, E2m1Weight) for each in found.weights.values()):
+            return _by_tensors(path, dtype, moved_to)
         weights, act_order = _integer_weights(checkpoint, found)
         from nf4.torch import _int4_quantizer  # which imports transformers
 
@@ -64,7 +67,7 @@ def load(
     return model if moved_to is None else model.to(moved_to)
 
 
-def _with_experts(
+def _by_tensors(
     path: str | os.PathLike[str], dtype: DTypeLike | None, device: torch.device | None
 ) -> PreTrainedModel:
     """Builds the model without memory, and reads it tensor by tensor."""
@@ -86,7 +89,7 @@ def _integer_weights(
         has = f"{others[0]} is not of integers" if others else "it has no quantized weights"
         instead = "" if others else ", and quantize_model then quantizes it"
         reason = (
-            f"{has}; expected GPTQ, AWQ, compressed-tensors or experts in 4 bits: transformers' "
+            f"{has}; expected GPTQ, AWQ, compressed-tensors, MXFP4, NVFP4 or experts in 4 bits: transformers' "
             f"from_pretrained loads this checkpoint{instead}"
         )
         raise FormatError(config_path(checkpoint), reason)

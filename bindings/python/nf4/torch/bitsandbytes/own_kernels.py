@@ -16,6 +16,7 @@ from nf4.torch._weight import WeightParts
 
 # The first digits of the SHA-256 of the source of the function that launches a kernel.
 _LAUNCH = ("a4b8c79eb7197a8c",)
+_FORMATS = ("nf4", "fp4")
 _NESTED_BLOCKSIZE = 256  # bitsandbytes' kernels take no other
 
 
@@ -64,6 +65,8 @@ def multiply(x: Tensor, bias: Tensor | None, weight: Any) -> Tensor | None:
     rows, cols, _, blocksize, nested_blocksize = spec[:5]
     m = x.numel() // cols
     if m > own.most_rows or cols % blocksize != 0 or codebook is not None:
+        return None
+    if spec[6] not in _FORMATS:
         return None
     if nested_blocksize not in (0, _NESTED_BLOCKSIZE):
         return None

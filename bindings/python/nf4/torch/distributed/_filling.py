@@ -51,6 +51,9 @@ def _require_alike(layer: QuantizedModule, weight: Weight) -> None:
     names = ("layout",) if is_int4 else ("format", "blocksize")
     if layer.cut_of is None:
         names += ("group_size",) if is_int4 else ("nested_blocksize",)
+    if not is_int4:
+        stored["scale_rule"] = weight.state.scale_rule
+        names += ("scale_rule",)
     pairs = {name: (stored[name], getattr(layer, name)) for name in names}
     pairs["shape"] = (weight.shape, _whole_shape(layer))
     for name, (theirs, own) in pairs.items():

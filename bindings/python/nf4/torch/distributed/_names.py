@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.bnb import STATE_MARK
+from nf4.checkpoint.e2m1_stacks import joined
 from nf4.checkpoint.quantization import config_path
+from nf4.checkpoint.weights import Weight
 from nf4.torch._model_source import class_and_config
 from nf4.torch.distributed._cuts import Ranges
 from nf4.torch.modules.base import QuantizedModule
@@ -37,17 +40,20 @@ def in_state_dict(name: str) -> str:
 
 class Names(NamedTuple):
     """`target` returns the model's name, without wrappers, for a checkpoint's tensor. `is_ignored`
-    tells if the model's class ignores a weight. `begins` holds where an expert's matrix begins in
+    tells if the model's class ignores a weight. `joined` puts the stacks of the model in the place
+    of the matrices of experts in 4 bits. `begins` holds where an expert's matrix begins in
     the stack into which transformers puts it."""
 
     target: Callable[[str], str]
     is_ignored: Callable[[str], bool]
+    joined: Callable[[Mapping[str, Weight]], Mapping[str, Weight]]
     begins: dict[str, tuple[int, int, int]]
     layers: dict[str, QuantizedModule]
     tensors: dict[str, tuple[nn.Module, str]]
 
     @classmethod
-    def of(cls, model: nn.Module, checkpoint: Checkpoint) -> Names:
+    def of(cls, model: nn.Module, checkpoint: Checkpoint, weights: Iterable[str] = ()) -> Names:
+        """weights: the names of the checkpoint's 4-bit weights."""
         layers, tensors = {}, {}
         for path, module in model.named_modules(remove_duplicate=False):
             names = {*module._parameters, *module._buffers}
@@ -56,7 +62,8 @@ class Names(NamedTuple):
                 names &= {"bias"}
             for name in names:
                 tensors[_plain(f"{path}.{name}".lstrip("."))] = (module, name)
-        return cls(*_targets({*tensors, *layers}, checkpoint), layers, tensors)
+        names = {*_weights(checkpoint), *weights}
+        return cls(*_targets({*tensors, *layers}, checkpoint, names), layers, tensors)
 
     def layer(self, weight: str, file: str) -> QuantizedModule:
         """Returns the layer of a 4-bit weight. Raises FormatError if the model has none."""
@@ -79,12 +86,12 @@ class Names(NamedTuple):
 
 
 def _targets(
-    known: set[str], checkpoint: Checkpoint
-) -> tuple[Callable[[str], str], Callable[[str], bool], dict[str, tuple[int, int, int]]]:
-    """Returns target, is_ignored and begins of Names: the checkpoint's own names if the model has
-    them, else the names under which transformers loads them."""
-    own = (lambda name: name), (lambda name: False)
-    if all(name in known for name in _weights(checkpoint)):
+    known: set[str], checkpoint: Checkpoint, names: set[str]
+) -> tuple[Any, Any, Any, dict[str, tuple[int, int, int]]]:
+    """Returns target, is_ignored, joined and begins of Names: the checkpoint's own names if the
+    model has them, else the names under which transformers loads them. names: those of weights."""
+    own = (lambda name: name), (lambda name: False), (lambda weights: weights)
+    if names <= known:
         return *own, {}
     try:
         from nf4.checkpoint.meta_model import LoadPlan, build, model_class
@@ -104,7 +111,8 @@ def _targets(
         stack = plan.stack_of([name]).get(name, "") if f"{found}.weight" not in known else found
         return f"{stack}.weight" if f"{stack}.weight" in known else found
 
-    return target, plan.is_ignored, _begins(plan, known, checkpoint)
+    stacked = functools.partial(joined, plan)
+    return target, plan.is_ignored, stacked, _begins(plan, known, checkpoint)
 
 
 def _begins(

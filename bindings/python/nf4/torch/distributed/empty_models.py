@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from nf4.checkpoint import Checkpoint, FormatError, survey
-from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import TORCH_TO_NF4
+from nf4.checkpoint.e2m1_stacks import joined
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import require_readable
 from nf4.checkpoint.quantization import config_path, quantization
@@ -68,7 +68,7 @@ def empty_model(
         except ValueError as error:
             raise FormatError(config_path(checkpoint), str(error)) from None
         put_layers(model, checkpoint, found.weights, computing or stored_dtype)
-    if any(map(is_stack, found.weights.values())):
+    if any(isinstance(module, NF4Experts) for module in model.modules()):
         save_as_stacks(model)
     _siblings.join(model)
     if found.weights and stored:
@@ -139,10 +139,11 @@ def put_layers(
     from nf4.torch._meta_layers import experts_on_meta, layer_on_meta, put_layer
 
     plan, places = LoadPlan(model), {}
+    weights = joined(plan, weights)
     for name, weight in weights.items():
         if plan.is_ignored(name):
             continue
-        if isinstance(weight, BnbWeight) and is_stack(weight):
+        if is_stack(weight):
             places[name] = parameter = plan.stack_of([name]).get(name, "")
             made = experts_on_meta(weight, model, parameter)
             owner, _, own = parameter.rpartition(".")

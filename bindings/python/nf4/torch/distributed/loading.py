@@ -100,8 +100,9 @@ def _open(path: str | os.PathLike[str], stack: contextlib.ExitStack) -> tuple[_O
 
 def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) -> tuple[None, str]:
     checkpoint, found = opened
-    names, adapters = Names.of(model, checkpoint), _adapters.untrained(model)
+    names, adapters = Names.of(model, checkpoint, found.weights), _adapters.untrained(model)
     weights = {n: each for n, each in found.weights.items() if not names.is_ignored(n)}
+    weights = dict(names.joined(weights))
     found = dataclasses.replace(found, weights=weights)
     _require_sources(model, names, _Opened(checkpoint, found), adapters)
     _give_memory(model, device)

@@ -1,4 +1,4 @@
-"""NF4Experts: the NF4 or FP4 weights of a stack of experts (mixture of experts)."""
+"""NF4Experts: the NF4, FP4, MXFP4 or NVFP4 weights of a stack of experts (mixture of experts)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nf4.torch._checks import require_dense, require_finite, require_tensor, tor
 from nf4.torch._weight import WeightParts
 from nf4.torch.modules.base import torch_device
 from nf4.torch.modules.nf4_weight import NF4Weight, zeros
-from nf4.typing import DTypeLike, FormatName
+from nf4.typing import DTypeLike, FormatName, ScaleRuleName
 
 
 class _Adapter(Protocol):
@@ -63,6 +63,7 @@ class NF4Experts(_Stack):
         format: FormatName = "nf4",
         blocksize: int = 64,
         nested_blocksize: int = 256,
+        scale_rule: ScaleRuleName | None = None,
         dtype: DTypeLike | None = None,
         device: torch.device | str | int | None = None,
     ) -> None:
@@ -71,7 +72,9 @@ class NF4Experts(_Stack):
         shape = tuple(_convert.count(name, size) for name, size in sizes.items())
         dtype = torch_dtype(torch.get_default_dtype() if dtype is None else dtype)
         name, where = _torch.dtype_name(dtype), torch_device(device)
-        self._take_weight(zeros(shape, format, blocksize, nested_blocksize, name, where))
+        self._take_weight(
+            zeros(shape, format, blocksize, nested_blocksize, name, where, scale_rule)
+        )
 
     @classmethod
     def from_quantized(cls, weight: nf4.QuantizedTensor[Tensor]) -> NF4Experts:

@@ -1,4 +1,4 @@
-"""NF4Linear: a linear layer with an NF4 or FP4 weight."""
+"""NF4Linear: a linear layer with an NF4, FP4, MXFP4 or NVFP4 weight."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nf4.torch import _state, functional
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules.base import QuantizedLinear, dense_weight, new_bias, torch_device
 from nf4.torch.modules.nf4_weight import NF4Weight, zeros
-from nf4.typing import DTypeLike, FormatName
+from nf4.typing import DTypeLike, FormatName, ScaleRuleName
 
 
 class NF4Linear(NF4Weight, QuantizedLinear):
@@ -21,7 +21,8 @@ class NF4Linear(NF4Weight, QuantizedLinear):
     weight    the packed bytes, a Parameter uint8 [ceil(out_features * in_features / 2), 1]
     absmax, nested_absmax, nested_code, nested_offset
               the scales, as in nf4.QuantizedTensor; the nested ones are None if the weight is flat.
-              No cast changes them: .half() changes only the bias
+              No cast changes them: .half() changes only the bias. In MXFP4 and NVFP4 absmax is
+              uint8, and nested_absmax has the global scales
     bias      a Parameter [out_features], or None. It may be trained
     compute_dtype
               "fp32", "fp16", "bf16" or torch's: x and bias are cast to it, and y is cast back to
@@ -52,6 +53,7 @@ class NF4Linear(NF4Weight, QuantizedLinear):
         format: FormatName = "nf4",
         blocksize: int = 64,
         nested_blocksize: int = 256,
+        scale_rule: ScaleRuleName | None = None,
         compute_dtype: DTypeLike | None = None,
         dtype: DTypeLike | None = None,
         device: torch.device | str | int | None = None,
@@ -64,7 +66,7 @@ class NF4Linear(NF4Weight, QuantizedLinear):
         made = new_bias(bias, out_features, dtype, device)
         shape, name = (out_features, in_features), _torch.dtype_name(dtype)
         self._take(
-            zeros(shape, format, blocksize, nested_blocksize, name, device),
+            zeros(shape, format, blocksize, nested_blocksize, name, device, scale_rule),
             made,
             compute_dtype,
         )

@@ -1,4 +1,5 @@
-"""NF4Weight: the common base of NF4Linear and NF4Experts, with an NF4 or FP4 weight."""
+"""NF4Weight: the common base of NF4Linear and NF4Experts, with a weight in any format of
+nf4.QuantizedTensor."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import nf4
-from nf4 import _torch
+from nf4 import _convert, _torch
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument
 from nf4.torch import _state, functional
@@ -18,7 +19,7 @@ from nf4.torch._packed_codes import PackedCodes
 from nf4.torch._weight import Spec, WeightParts
 from nf4.torch.modules.base import QuantizedModule, require_memory
 from nf4.torch.modules.frozen_part import FrozenPart
-from nf4.typing import DTypeLike, FormatName
+from nf4.typing import DTypeLike, FormatName, ScaleRuleName
 from nf4.weight import no_weight
 
 SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
@@ -31,24 +32,28 @@ def zeros(
     nested_blocksize: int,
     dtype: str,
     device: torch.device | None,
+    scale_rule: ScaleRuleName | None = None,
 ) -> nf4.QuantizedTensor[Tensor]:
     """Returns a weight whose parts are zeros."""
     counts = nf4.sizes(shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize)
-    nested = nested_blocksize != 0
+    scale_bytes = format in _convert.SCALE_RULES
+    nested = nested_blocksize != 0 and not scale_bytes
+    as_bytes = nested or scale_bytes
 
     def made(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(size, dtype=dtype, device=device)
 
     return nf4.QuantizedTensor(
         packed=made(counts.packed_bytes, 1, dtype=torch.uint8),
-        absmax=made(counts.blocks, dtype=torch.uint8 if nested else torch.float32),
-        nested_absmax=made(counts.nested_blocks) if nested else None,
+        absmax=made(counts.blocks, dtype=torch.uint8 if as_bytes else torch.float32),
+        nested_absmax=made(counts.nested_blocks) if counts.nested_blocks else None,
         nested_code=made(256) if nested else None,
         nested_offset=made() if nested else None,
         shape=shape,
         format=format,
         blocksize=blocksize,
         nested_blocksize=nested_blocksize,
+        scale_rule=scale_rule,
         dtype=dtype,
     )
 
@@ -67,6 +72,8 @@ class NF4Weight(QuantizedModule):
 
     spec: Spec
     dtype_before: str
+    # The layout in which a checkpoint stores a weight in MXFP4 or NVFP4 (checkpoint/e2m1_layouts.py).
+    stored_layout: str | None = None
     # Messages name this as the way to make a module of a dense weight.
     _of_dense: str
 
@@ -105,7 +112,11 @@ class NF4Weight(QuantizedModule):
 
     @property
     def format(self) -> str:
-        return self.spec.format
+        return self.spec.name
+
+    @property
+    def scale_rule(self) -> str | None:
+        return self.spec.scale_rule
 
     @property
     def blocksize(self) -> int:
@@ -133,6 +144,11 @@ class NF4Weight(QuantizedModule):
         if tuple(weight.shape) != self.spec.shape:
             raise InvalidArgument(
                 f"weight is of shape {tuple(weight.shape)}; expected {self.spec.shape}"
+            )
+        if self.quantized.scale_bytes:
+            raise InvalidArgument(
+                f"the layer is in {self.format}, to which nothing is quantized again; expected a "
+                f"layer that nf4.torch.to_dense made dense"
             )
         if not is_finite(weight):
             raise InvalidArgument("weight has NaN or Inf; expected finite numbers")
@@ -264,11 +280,11 @@ class NF4Weight(QuantizedModule):
             self._take_weight(dataclasses.replace(weight, **moved))
 
     def _load_prepared(self, weight: nf4.QuantizedTensor[Tensor], assign: bool | None) -> None:
-        given = (weight.format, weight.blocksize, weight.nested_blocksize)
-        own = (self.format, self.blocksize, self.nested_blocksize)
+        given, own = _layout(weight), _layout(self)
         if given != own:
             raise InvalidArgument(
-                f"weight is of format, blocksize and nested_blocksize {given}; expected {own}"
+                f"weight is of format, blocksize, nested_blocksize and scale_rule {given}; "
+                f"expected {own}"
             )
         parts = _tensors(weight)
         code = None if assign else parts.pop("nested_code", None)
@@ -279,8 +295,7 @@ class NF4Weight(QuantizedModule):
 
     def _has_memory_for(self, weight: nf4.QuantizedTensor[Tensor]) -> bool:
         """Tells if the weight fits this layer's memory and has the same nested_code."""
-        layout = (weight.format, weight.blocksize, weight.nested_blocksize)
-        if self.weight.is_meta or layout != (self.format, self.blocksize, self.nested_blocksize):
+        if self.weight.is_meta or _layout(weight) != _layout(self):
             return False
         return not weight.nested or self._has_code(weight.nested_code)
 
@@ -288,6 +303,11 @@ class NF4Weight(QuantizedModule):
         """Tells if the weight has this layer's nested_code. Other weights may share that tensor, so
         nothing is written to it."""
         return torch.equal(self.nested_code, nested_code.to(self.nested_code))
+
+
+def _layout(weight: nf4.QuantizedTensor[Tensor] | NF4Weight) -> tuple[Any, ...]:
+    """Returns what says how the bytes of a weight are read."""
+    return weight.format, weight.blocksize, weight.nested_blocksize, weight.scale_rule
 
 
 def _tensors(weight: nf4.QuantizedTensor[Tensor]) -> dict[str, Tensor]:

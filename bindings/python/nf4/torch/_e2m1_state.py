@@ -1,0 +1,59 @@
+"""The state_dict of a model with MXFP4 and NVFP4 layers in the layout of the checkpoint that it came
+from, for save_pretrained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from nf4.checkpoint.e2m1_layouts import LAYOUTS, Layout
+from nf4.errors import InvalidArgument
+from nf4.torch.modules.nf4_weight import NF4Weight
+
+_DTYPES = {
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+_PARTS = {"packed": "packed", "scales": "absmax", "global": "nested_absmax"}
+
+
+def as_stored(model: nn.Module) -> dict[str, Tensor] | None:
+    """Returns the state_dict; None if the model has no such layers. Raises InvalidArgument for
+    experts of which the checkpoint has a matrix each."""
+    layers = {
+        name: layer
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if isinstance(layer, NF4Weight) and layer.quantized.scale_bytes
+    }
+    if not layers:
+        return None
+    state = model.state_dict()
+    for name, layer in layers.items():
+        own = f"{name}.weight"
+        for key in [key for key in state if key == own or key.startswith(f"{own}.")]:
+            del state[key]
+        state.update(_stored(name, layer))
+    return state
+
+
+def _stored(name: str, layer: NF4Weight) -> Iterator[tuple[str, Tensor]]:
+    layout, weight = _layout(name, layer), layer.quantized
+    shapes = layout.shapes(weight.shape, weight.blocksize)
+    for part, dtype in layout.dtypes.items():
+        tensor = getattr(weight, _PARTS[part])
+        yield layout.tensor(name, part), tensor.view(_DTYPES[dtype]).reshape(shapes[part])
+
+
+def _layout(name: str, layer: NF4Weight) -> Layout:
+    for layout in LAYOUTS:
+        if (layout.name, layout.format) == (layer.stored_layout, layer.format):
+            return layout
+    raise InvalidArgument(
+        f"{name} is in {layer.format} of no checkpoint's layout, as are experts of which the "
+        f"checkpoint has a matrix each; expected a model that nf4.torch.to_dense made dense"
+    )

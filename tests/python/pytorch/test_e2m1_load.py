@@ -1,0 +1,194 @@
+"""nf4.torch.load of MXFP4 and NVFP4: layers, experts, gradients, state_dicts, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import e2m1_models as models  # noqa: E402
+import nf4  # noqa: E402
+import nf4.torch  # noqa: E402
+from e2m1_checkpoints import CASES, Case  # noqa: E402
+from nf4.checkpoint import FormatError, dequantize_checkpoint  # noqa: E402
+from nf4.torch import NF4Experts, NF4Linear  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+# DeepSeek-V4's checkpoints have layers in FP8 beside the experts, and gpt-oss has a test of its own.
+LINEAR = [case for case in CASES if case.name not in ("gpt-oss", "deepseek")]
+NVFP4 = next(case for case in LINEAR if case.name == "modelopt" and case.blocksize == 16)
+pytestmark = pytest.mark.usefixtures("in_process")
+
+
+def _dense(folder: Path) -> transformers.PreTrainedModel:
+    """The model that transformers makes of the dequantized checkpoint, in fp32."""
+    made = folder.with_name("dense")
+    dequantize_checkpoint(str(folder), str(made), dtype="fp32")
+    return transformers.AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
+
+
+def _tokens() -> torch.Tensor:
+    return torch.randint(100, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("case", LINEAR, ids=str)
+def test_a_model_computes_as_its_dequantized_one(case, tmp_path):
+    folder = models.write(models.llama(), case, tmp_path / "q")
+    model = nf4.torch.load(folder, dtype="fp32")
+    layers = [each for each in model.modules() if isinstance(each, NF4Linear)]
+    assert len(layers) == 14 and {each.format for each in layers} == {case.format}
+    expected = models.gradients(_dense(folder), _tokens())
+    for found, wanted in zip(models.gradients(model, _tokens()), expected, strict=True):
+        assert models.distance(found, wanted) < 2e-6
+
+
+@pytest.mark.parametrize("case", LINEAR, ids=str)
+def test_experts_of_which_a_checkpoint_has_a_matrix_each(case, tmp_path):
+    """Gate and up have a global scale each, which the stack keeps."""
+    folder = models.write(models.qwen3_moe(), case, tmp_path / "q")
+    model = nf4.torch.load(folder, dtype="fp32")
+    stacks = [each for each in model.modules() if isinstance(each, NF4Experts)]
+    assert len(stacks) == 4
+    stack = model.model.layers[0].mlp.experts.gate_up_proj
+    assert stack.spec.shape == (4, 192, 64)
+    if case.format == "nvfp4":
+        assert stack.nested_blocksize == 96 and len(stack.nested_absmax.unique()) == 8
+    dense = _moe_of_matrices(folder)
+    for found, wanted in zip(
+        models.gradients(model, _tokens()), models.gradients(dense, _tokens()), strict=True
+    ):
+        assert models.distance(found, wanted) < 2e-6
+    with pytest.raises(nf4.InvalidArgument, match=r"experts.*to_dense"):
+        model.save_pretrained(tmp_path / "s")
+
+
+def _moe_of_matrices(folder: Path) -> transformers.PreTrainedModel:
+    made = folder.with_name("dense")
+    dequantize_checkpoint(str(folder), str(made), dtype="fp32")
+    return transformers.Qwen3MoeForCausalLM.from_pretrained(made, dtype=torch.float32)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _same_files(one: Path, other: Path) -> None:
+    stored, again = (load_file(each / "model.safetensors") for each in (one, other))
+    assert stored.keys() == again.keys()
+    for name, tensor in stored.items():
+        assert (tensor.dtype, tensor.shape) == (again[name].dtype, again[name].shape), name
+        assert _bytes(tensor) == _bytes(again[name]), name
+
+
+@pytest.mark.parametrize("case", LINEAR, ids=str)
+def test_save_pretrained_writes_the_checkpoint_again(case, tmp_path):
+    folder = models.write(models.llama(), case, tmp_path / "q")
+    nf4.torch.load(folder).save_pretrained(tmp_path / "again")
+    _same_files(folder, tmp_path / "again")
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert config["quantization_config"] == case.config
+    nf4.torch.load(tmp_path / "again")
+
+
+def _layer(case: Case) -> NF4Linear:
+    arrays = case.arrays()
+    of_all = None if arrays.of_all is None else torch.tensor([float(arrays.of_all)])
+    return NF4Linear.from_quantized(nf4.QuantizedTensor(
+        packed=torch.from_numpy(arrays.packed), absmax=torch.from_numpy(arrays.scales),
+        nested_absmax=of_all, format=case.format, blocksize=case.blocksize, shape=case.shape,
+        scale_rule="divisor" if case.divides else None, dtype="bf16",
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("case", LINEAR, ids=str)
+def test_state_dict_round_trip(case, assign):
+    layer, (rows, cols) = _layer(case), case.shape
+    state = layer.state_dict()
+    other = NF4Linear(cols, rows, bias=False, format="nf4")
+    other.load_state_dict(state, assign=assign)
+    assert (other.format, other.blocksize, other.scale_rule) == (
+        layer.format, layer.blocksize, layer.scale_rule
+    )  # fmt: skip
+    again = other.state_dict()
+    assert state.keys() == again.keys()
+    assert all(torch.equal(state[key], again[key]) for key in state)
+    assert torch.equal(other.dequantize("fp32"), layer.dequantize("fp32"))
+    x = torch.randn(3, cols)
+    assert torch.equal(other(x), layer(x))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("case", LINEAR, ids=str)
+def test_layers_and_their_gradients(case, dtype):
+    layer = _layer(case)
+    dense = layer.dequantize("fp32")
+    assert dense.numpy().tobytes() == case.arrays().dense("fp32", case.divides).tobytes()
+    torch.manual_seed(0)
+    x = torch.randn(5, case.shape[1]).to(getattr(torch, models.TORCH[dtype])).requires_grad_()
+    y = layer(x)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    tolerance = {"fp32": 2e-6, "fp16": 1e-3, "bf16": 8e-3}[dtype]
+    assert models.distance(y, x.detach().double() @ dense.double().T) < tolerance
+    assert models.distance(x.grad, dy.double() @ dense.double()) < tolerance
+
+
+@pytest.mark.parametrize("case", LINEAR, ids=str)
+def test_compiled_layers(case):
+    """A graph has the scale rule in the number of the format."""
+    layer = _layer(case)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x = torch.randn(5, case.shape[1], requires_grad=True)
+    y, expected = compiled(x), layer(x)
+    assert torch.equal(y, expected)
+    (found,) = torch.autograd.grad(y.sum(), x)
+    (wanted,) = torch.autograd.grad(expected.sum(), x)
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("case", LINEAR, ids=str)
+def test_operators(case):
+    q = _layer(case).quantized
+    x = torch.randn(2, 3, case.shape[1])
+    dense = nf4.torch.dequantize(q, "fp32")
+    assert models.distance(nf4.torch.linear(x, q), x @ dense.T) < 2e-6
+    torch.library.opcheck(
+        torch.ops.nf4.linear.default,
+        (x, None, q.packed, q.absmax, q.nested_absmax, None, None, None, list(q.shape),
+         "nvfp4:divisor" if case.divides else case.format, q.blocksize, 0),
+        test_utils=("test_schema", "test_faketensor"),
+    )  # fmt: skip
+
+
+def test_to_dense_and_what_cannot_be_quantized_again(tmp_path):
+    model = nf4.torch.load(models.write(models.llama(), NVFP4, tmp_path / "q"))
+    layer = model.model.layers[0].self_attn.q_proj
+    with pytest.raises(nf4.InvalidArgument, match=r"nvfp4.*to_dense"):
+        layer.requantize(layer.dequantize())
+    expected = layer.dequantize("fp32")
+    names = nf4.torch.to_dense(model)
+    assert len(names) == 14
+    assert torch.equal(model.model.layers[0].self_attn.q_proj.weight.float(), expected.float())
+    assert not hasattr(model.config, "quantization_config")
+
+
+def test_layers_in_fp8_are_refused_by_name(tmp_path):
+    folder = models.write(models.llama(), NVFP4, tmp_path / "q")
+    stored = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj"
+    for key in [key for key in stored if key.startswith(name)]:
+        del stored[key]
+    stored[f"{name}.weight"] = torch.ones(64, 128).to(torch.float8_e4m3fn)
+    stored[f"{name}.weight_scale"] = torch.ones(())
+    models.save_file(stored, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    layers = {"others": {"quant_algo": "NVFP4"}, name: {"quant_algo": "FP8"}}
+    config["quantization_config"] |= {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatError, match=r"layers\.1\.mlp\.down_proj"):
+        nf4.torch.load(folder)

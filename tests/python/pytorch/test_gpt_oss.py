@@ -1,0 +1,147 @@
+"""gpt-oss in MXFP4: loads without a dense expert, generates and trains as the dense model does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import e2m1_models as models  # noqa: E402
+import gpt_oss_models  # noqa: E402
+import nf4  # noqa: E402
+import nf4.torch  # noqa: E402
+from nf4.torch import NF4Experts, _fast, _kernels  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+
+def _tokens(seed: int = 0) -> torch.Tensor:
+    return torch.randint(128, (2, 12), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every way to a dense weight fail."""
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("a weight is dequantized")
+
+    for owner in (nf4, _fast, _kernels):
+        monkeypatch.setattr(owner, "dequantize", refuse)
+
+
+@pytest.mark.usefixtures("never_dense")
+def test_it_generates_as_the_dense_model(tmp_path):
+    dense = gpt_oss_models.dense_model(gpt_oss_models.write(tmp_path / "q"))
+    model = nf4.torch.load(tmp_path / "q")
+    stacks = {name: each for name, each in model.named_modules() if isinstance(each, NF4Experts)}
+    assert len(stacks) == 4 and {each.format for each in stacks.values()} == {"mxfp4"}
+    assert not any(name.endswith(gpt_oss_models.STACKS) for name, _ in model.named_parameters())
+    with torch.no_grad():
+        expected = dense(_tokens()).logits
+        assert models.distance(model(_tokens()).logits, expected) < 2e-6
+    options = {"max_new_tokens": 16, "do_sample": False}
+    assert torch.equal(model.generate(_tokens(), **options), dense.generate(_tokens(), **options))
+
+
+def test_in_bf16_its_error_is_that_of_the_dense_model(tmp_path):
+    state = gpt_oss_models.write(tmp_path / "q", torch.bfloat16)
+    dense, model = gpt_oss_models.dense_model(state), nf4.torch.load(tmp_path / "q")
+    exact = gpt_oss_models.dense_model({name: each.float() for name, each in state.items()})
+    assert model.dtype == torch.bfloat16
+    with torch.no_grad():
+        errors = [models.distance(each(_tokens()).logits, exact(_tokens()).logits)
+                  for each in (model, dense)]  # fmt: skip
+    assert errors[0] < 1.25 * errors[1]
+
+
+def _adapted(model: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        target_modules=["q_proj", "v_proj", "o_proj"],
+        target_parameters=[f"experts.{name}" for name in gpt_oss_models.STACKS],
+        r=4,
+        lora_alpha=8,
+    )
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, config).train()
+
+
+def _losses(model: Any, steps: int = 4) -> list[float]:
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer, losses = torch.optim.AdamW(trained, lr=0.02), []
+    for step in range(steps):
+        loss = model(input_ids=_tokens(step), labels=_tokens(step)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_adapters_on_attention_and_experts_train_as_over_the_dense_model(tmp_path):
+    """PEFT nests the adapters of experts in the order of the parameters, so their names agree."""
+    dense = _adapted(gpt_oss_models.dense_model(gpt_oss_models.write(tmp_path / "q")))
+    model = _adapted(nf4.torch.load(tmp_path / "q"))
+    begin = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    own = {name: each for name, each in dense.named_parameters() if each.requires_grad}
+    assert {n: p.shape for n, p in begin.items()} == {n: p.shape for n, p in own.items()}
+    assert any("experts" in name for name in begin)
+    with torch.no_grad():
+        for name, each in own.items():
+            each.copy_(begin[name])
+    assert _losses(model) == pytest.approx(_losses(dense), rel=1e-5)
+    for name, each in own.items():
+        assert models.distance(begin[name], each) < 1e-3, name
+    with pytest.raises(nf4.InvalidArgument, match=r"mxfp4.*to_dense"):
+        model.merge_and_unload()
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def test_it_is_saved_as_it_was(tmp_path):
+    gpt_oss_models.write(tmp_path / "q", torch.bfloat16)
+    nf4.torch.load(tmp_path / "q").save_pretrained(tmp_path / "again")
+    stored, again = (load_file(tmp_path / each / "model.safetensors") for each in ("q", "again"))
+    assert stored.keys() == again.keys()
+    for name, tensor in stored.items():
+        assert (tensor.dtype, tensor.shape) == (again[name].dtype, again[name].shape), name
+        assert _bytes(tensor) == _bytes(again[name]), name
+
+
+def test_state_dict_round_trip(tmp_path):
+    gpt_oss_models.write(tmp_path / "q")
+    model = nf4.torch.load(tmp_path / "q")
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    other = nf4.torch.load(tmp_path / "q")
+    for stack in (each for each in other.modules() if isinstance(each, NF4Experts)):
+        stack.weight.data.zero_()
+        stack.absmax.zero_()
+    other.load_state_dict(torch.load(tmp_path / "state.pt"))
+    with torch.no_grad():
+        assert torch.equal(other(_tokens()).logits, model(_tokens()).logits)
+
+
+@pytest.mark.parametrize("part", ["_scales", "_blocks"])
+def test_a_missing_part_is_named(part, tmp_path):
+    gpt_oss_models.write(tmp_path / "q")
+    file: Path = tmp_path / "q" / "model.safetensors"
+    stored = load_file(file)
+    del stored[f"model.layers.1.mlp.experts.down_proj{part}"]
+    models.save_file(stored, file)
+    with pytest.raises(nf4.checkpoint.FormatError, match=r"layers\.1\.mlp\.experts\.down_proj"):
+        nf4.torch.load(tmp_path / "q")
+
+
+def test_to_dense_makes_transformers_own_model(tmp_path):
+    state = gpt_oss_models.write(tmp_path / "q", torch.bfloat16)
+    model = nf4.torch.load(tmp_path / "q")
+    nf4.torch.to_dense(model)
+    found = model.state_dict()
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
