@@ -83,14 +83,14 @@ def check_dense(rank: int, world: int) -> None:
 
 
 def check_quantized(rank: int, world: int) -> None:
-    for name in ("quantized", "flat", "gptq", "compressed"):
+    for name in ("quantized", "flat", "gptq", "compressed", "mxfp4", "nvfp4"):
         model = loaded(DATA / name)
         require_equal(model, DATA / name)
 
 
 def check_experts(rank: int, world: int) -> None:
     """In 4 bits, and dense: a rank reads the matrices of the experts that it has."""
-    for name in ("experts", "mixture"):
+    for name in ("experts", "mixture", "matrices", "gpt-oss"):
         model = loaded(DATA / name)
         stacks = [each for key, each in model.state_dict().items() if "experts" in key]
         assert any(isinstance(each, DTensor) for each in stacks)
@@ -198,7 +198,7 @@ def check_cut_layers(rank: int, world: int) -> None:
     """Tensor parallelism of a model on meta: the parts, with their biases, are those of a model
     that was cut when it had its weights."""
     mesh = mesh_of(world)
-    for name in ("quantized", "flat", "gptq", "compressed"):
+    for name in ("quantized", "flat", "gptq", "compressed", "mxfp4", "nvfp4"):
         whole, model = (distributed.empty_model(DATA / name) for _ in range(2))
         load(whole, DATA / name)
         for each in (whole, model):

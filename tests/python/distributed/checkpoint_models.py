@@ -4,9 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
+import e2m1_models
+import gpt_oss_models
 import nf4.torch
 import torch
 import transformers
+from e2m1_checkpoints import CASES
 from safetensors.torch import save_file
 
 QUANTIZED = {
@@ -15,6 +18,7 @@ QUANTIZED = {
     "gptq": {"format": "int4", "layout": "gptq", "group_size": 32, "symmetric": False},
     "compressed": {"format": "int4", "layout": "compressed-tensors", "group_size": 32},
 }
+E2M1 = {case.format: case for case in CASES if case.name == "compressed-tensors"}
 
 
 def llama(tied: bool = False, hidden: int = 128) -> transformers.PreTrainedModel:
@@ -39,7 +43,8 @@ def mixture() -> transformers.PreTrainedModel:
 
 
 def write_models(data: Path) -> None:
-    """dense in two files, tied, of another width, without one file, in 4 bits, and experts."""
+    """dense in two files, tied, of another width, without one file, in 4 bits, and experts, also
+    as matrices of compressed-tensors and as gpt-oss has them."""
     mixture().save_pretrained(data / "mixture")
     experts = mixture()
     nf4.torch.quantize_model(experts, experts=True)
@@ -53,6 +58,10 @@ def write_models(data: Path) -> None:
         model = llama()
         nf4.torch.quantize_model(model, **options)
         model.save_pretrained(data / name)
+    for name in ("mxfp4", "nvfp4"):
+        e2m1_models.write(llama(), E2M1[name], data / name)
+    e2m1_models.write(mixture(), E2M1["nvfp4"], data / "matrices")
+    gpt_oss_models.write(data / "gpt-oss")
     write_large(data / "large")
 
 

@@ -18,7 +18,7 @@ from nf4.checkpoint import FormatError, dequantize_checkpoint  # noqa: E402
 from nf4.torch import NF4Experts, NF4Linear  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-# DeepSeek-V4's checkpoints have layers in FP8 beside the experts, and gpt-oss has a test of its own.
+# DeepSeek-V4's checkpoints have layers in FP8 beside the experts; test_gpt_oss.py has gpt-oss.
 LINEAR = [case for case in CASES if case.name not in ("gpt-oss", "deepseek")]
 NVFP4 = next(case for case in LINEAR if case.name == "modelopt" and case.blocksize == 16)
 pytestmark = pytest.mark.usefixtures("in_process")

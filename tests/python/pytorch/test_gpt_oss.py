@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("in_process")
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
@@ -14,6 +15,7 @@ import e2m1_models as models  # noqa: E402
 import gpt_oss_models  # noqa: E402
 import nf4  # noqa: E402
 import nf4.torch  # noqa: E402
+from nf4.cli import main  # noqa: E402
 from nf4.torch import NF4Experts, _fast, _kernels  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
@@ -136,6 +138,22 @@ def test_a_missing_part_is_named(part, tmp_path):
     models.save_file(stored, file)
     with pytest.raises(nf4.checkpoint.FormatError, match=r"layers\.1\.mlp\.experts\.down_proj"):
         nf4.torch.load(tmp_path / "q")
+
+
+def test_converted_to_nf4(tmp_path):
+    """The attention stays dense, as it is in the source."""
+    gpt_oss_models.write(tmp_path / "q")
+    assert main(["convert", str(tmp_path / "q"), str(tmp_path / "nf4"), "--to", "nf4"]) == 0
+    assert main(["verify", str(tmp_path / "nf4")]) == 0
+    model, before = (nf4.torch.load(tmp_path / each) for each in ("nf4", "q"))
+    stack = model.model.layers[0].mlp.experts.gate_up_proj
+    assert (stack.format, stack.spec.shape) == ("nf4", (4, 192, 64))
+    error = models.distance(
+        stack.dequantize("fp32"), before.model.layers[0].mlp.experts.gate_up_proj.dequantize("fp32")
+    )
+    assert 0.01 < error < 0.2
+    with torch.no_grad():
+        assert model(_tokens()).logits.isfinite().all()
 
 
 def test_to_dense_makes_transformers_own_model(tmp_path):

@@ -11,7 +11,11 @@ import numpy as np
 
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.e2m1 import E2m1Weight
-from nf4.checkpoint.e2m1_audit import e2m1_config_problems, e2m1_value_problems
+from nf4.checkpoint.e2m1_audit import (
+    e2m1_config_problems,
+    e2m1_value_problems,
+    scale_byte_problems,
+)
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.int4_audit import int4_config_problems, int4_value_problems
@@ -61,6 +65,8 @@ def _decoded_scales(weight: QuantizedTensor) -> np.ndarray:
 
 def value_problems(weight: QuantizedTensor) -> list[tuple[str, str]]:
     """(severity, problem) for each fault in the values of a weight."""
+    if weight.scale_bytes:
+        return list(scale_byte_problems(weight, "absmax", "nested_absmax"))
     found: list[tuple[str, str]] = []
     if weight.codebook is not None:
         found.append(("fault", f"quant_map: not the codebook of {weight.format}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -127,18 +127,18 @@ class _Pair:
             before = old.found.weights.get(name)
             if before is not None:
                 self._require_shapes(name, before.shape, weight.shape)
-                error = _statistics(new.values(weight), old.values(before))
+                error = statistics_of(new.values(weight), old.values(before))
                 formats = before.format, weight.format
             elif old.has_dense(weight):
                 dense = _dense_of(weight, old.checkpoint, self._types, self._stacks_of_old)
-                error = _statistics(new.values(weight), dense)
+                error = statistics_of(new.values(weight), dense)
                 formats = "dense", weight.format
             else:
                 continue
             yield Difference(name, formats, weight.shape, weight.nbytes, error)
         for weight in filter(new.has_dense, old.only_here(new)):
             dense = _dense_of(weight, new.checkpoint, self._types, self._stacks_of_new)
-            error = _statistics(dense, old.values(weight))
+            error = statistics_of(dense, old.values(weight))
             formats = weight.format, "dense"
             yield Difference(weight.name, formats, weight.shape, dense.nbytes, error)
         for name, info in new.found.dense.items():
@@ -146,7 +146,7 @@ class _Pair:
             if before is None or not _NUMBERS.issuperset((info.dtype, before.dtype)):
                 continue
             self._require_shapes(name, before.shape, info.shape)
-            error = _statistics(new.array(name), old.array(name))
+            error = statistics_of(new.array(name), old.array(name))
             yield Difference(name, ("dense", "dense"), info.shape, info.nbytes, error)
 
     def unmatched(self, compared: set[str]) -> Unmatched:
@@ -221,11 +221,12 @@ def error_statistics(
     # A dense file has no configuration beside it; the 4-bit checkpoint is of the same model.
     types = model_types(dense.config) or model_types(checkpoint.config)
     reference = _dense_of(weight, dense, types, stacks or {})
-    return _statistics(dequantize(weight.load(checkpoint), "fp32", threads=threads), reference)
+    return statistics_of(dequantize(weight.load(checkpoint), "fp32", threads=threads), reference)
 
 
-def _statistics(values: np.ndarray, reference: np.ndarray) -> ErrorStatistics:
-    """Sums in float64, piece by piece."""
+def statistics_of(values: np.ndarray, reference: np.ndarray) -> ErrorStatistics:
+    """Compares values with a reference of the same number of elements. Sums in float64, piece by
+    piece."""
     values, reference = (np.ascontiguousarray(each).reshape(-1) for each in (values, reference))
     squared_error = squared_reference = max_abs = 0.0
     for start in range(0, values.size, _PIECE_ELEMENTS):
@@ -241,6 +242,19 @@ def _statistics(values: np.ndarray, reference: np.ndarray) -> ErrorStatistics:
         rms_relative=relative(squared_error, squared_reference),
         max_abs=max_abs,
         elements=values.size,
+        squared_error=squared_error,
+        squared_reference=squared_reference,
+    )
+
+
+def total(errors: Collection[ErrorStatistics]) -> ErrorStatistics:
+    """Returns the statistics of several weights together."""
+    squared_error = sum(error.squared_error for error in errors)
+    squared_reference = sum(error.squared_reference for error in errors)
+    return ErrorStatistics(
+        rms_relative=relative(squared_error, squared_reference),
+        max_abs=float(np.max([error.max_abs for error in errors])),
+        elements=sum(error.elements for error in errors),
         squared_error=squared_error,
         squared_reference=squared_reference,
     )

@@ -89,19 +89,6 @@ class E2m1Weight(Weight):
             return None
         return checkpoint.read(self.parts["global"].name).view(np.float32)
 
-    def scales(self, checkpoint: Checkpoint) -> np.ndarray:
-        """Returns the scales of the blocks, float32, as the kernels compute them (nf4.h, THE
-        ARITHMETIC)."""
-        stored = checkpoint.read(self.parts["scales"].name)
-        if self.format == MXFP4:
-            powers = np.ldexp(np.float32(1), np.arange(255, dtype=np.int32) - 127)
-            return np.append(powers, np.float32("nan"))[stored]
-        floats = stored.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-        with np.errstate(all="ignore"):
-            if self.state.layout.scale_rule == "divisor":
-                return floats / self.global_scale(checkpoint)
-            return floats * self.global_scale(checkpoint)
-
     def load(self, checkpoint: Checkpoint) -> QuantizedTensor:
         return QuantizedTensor(
             packed=checkpoint.read(self.parts["packed"].name),
@@ -114,6 +101,20 @@ class E2m1Weight(Weight):
             shape=self.shape,
             dtype=self.dtype,
         )
+
+
+def decoded_scales(weight: QuantizedTensor) -> np.ndarray:
+    """Returns the scales of the blocks of a weight in MXFP4 or NVFP4, float32 [rows, blocks], as
+    the kernels compute them (nf4.h, THE ARITHMETIC)."""
+    stored = weight.absmax.reshape(-1, weight.shape[-1] // weight.blocksize)
+    if weight.format == MXFP4:
+        powers = np.ldexp(np.float32(1), np.arange(255, dtype=np.int32) - 127)
+        return np.append(powers, np.float32("nan"))[stored]
+    floats = stored.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    rows = weight.nested_blocksize or len(floats)
+    of_rows = np.repeat(weight.nested_absmax, rows)[: len(floats), None]
+    with np.errstate(all="ignore"):
+        return floats / of_rows if weight.scale_rule == "divisor" else floats * of_rows
 
 
 def _blocksize(layout: Layout, shape: tuple[int, ...], scales: tuple[int, ...]) -> int:

@@ -6,20 +6,32 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nf4.checkpoint.e2m1 import E2m1Weight
+from nf4.checkpoint.e2m1 import E2m1Weight, decoded_scales
 from nf4.checkpoint.e2m1_config import Settings
 from nf4.checkpoint.scales import scale_problems
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey
+from nf4.tensor import QuantizedTensor
 
 
 def e2m1_value_problems(weight: E2m1Weight, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     """Yields (severity, problem) for each fault in the scales of a weight."""
-    names, given = weight.state.layout.names, weight.global_scale(checkpoint)
-    if given is not None and not (np.isfinite(given).all() and (given > 0).all()):
-        yield "fault", f"{names['global'][1:]}: {given[0]}; expected a positive number"
+    names = {part: name[1:] for part, name in weight.state.layout.names.items()}
+    yield from scale_byte_problems(
+        weight.load(checkpoint), names["scales"], names.get("global", "")
+    )
+
+
+def scale_byte_problems(
+    weight: QuantizedTensor, scales: str, of_all: str
+) -> Iterator[tuple[str, str]]:
+    """Yields the same for a weight in MXFP4 or NVFP4. scales, of_all: the names of its parts."""
+    given = weight.nested_absmax
+    wrong = () if given is None else given[~(np.isfinite(given) & (given > 0))]
+    if len(wrong):
+        yield "fault", f"{of_all}: {wrong[0]}; expected a positive number"
         return
-    yield from scale_problems(weight.scales(checkpoint), names["scales"][1:], negative="warning")
+    yield from scale_problems(decoded_scales(weight).reshape(-1), scales, negative="warning")
 
 
 def e2m1_config_problems(

@@ -224,3 +224,16 @@ def compressed_config(layout: Layout, dense: Sequence[str]) -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
     }
+
+
+def modelopt_config(layout: Layout, dense: Sequence[str]) -> dict[str, Any]:
+    """Returns the quantization_config that ModelOpt writes for NVFP4 weights and activations of 16
+    bits. dense: the modules that stay dense."""
+    size = BLOCKSIZES[layout.format][0]
+    weights = {"dynamic": False, "group_size": size, "num_bits": 4, "type": "float"}
+    return {
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": list(dense),
+        "quant_algo": "W4A16_NVFP4",
+        "quant_method": "modelopt",
+    }

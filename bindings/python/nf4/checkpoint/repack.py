@@ -1,5 +1,5 @@
 """Converts integer weights from one layout to another, bit for bit: only the order of codes, zero
-points and scales changes."""
+points and scales changes. e2m1_repack.py converts floats."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import dataclasses
 import time
 from typing import Any
 
+from nf4.checkpoint.e2m1 import E2m1Weight
+from nf4.checkpoint.e2m1_repack import convert_floats
 from nf4.checkpoint.errors import FormatError, OptionError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4 import BORROWS, Int4Weight
@@ -28,13 +30,22 @@ from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import architectures, untied
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.steps import Copy, Result, Step
-from nf4.checkpoint.weights import Survey
+from nf4.checkpoint.weights import Survey, Weight
 from nf4.checkpoint.writer import SafetensorsWriter
 
 _REMOVED = (
     "the weights are in act order (weight_g_idx, actorder group), which the package "
     "compressed-tensors loads up to 0.18 alone"
 )
+
+
+# What a checkpoint can be converted to, and the kinds of weights that can.
+TARGETS: dict[str, set[type[Weight]]] = {
+    **{name: {Int4Weight} for name in LAYOUTS},
+    "compressed-tensors": {Int4Weight, E2m1Weight},
+    "modelopt": {E2m1Weight},
+    "nf4": {E2m1Weight},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,28 +143,44 @@ def convert_checkpoint(
     destination: str,
     layout: str,
     *,
+    threads: int = 0,
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Converts the integer weights of a checkpoint to another layout without loss: a dequantized
-    weight has the same bits before and after.
+    """Converts the weights of a checkpoint to another layout without loss (a dequantized weight has
+    the same bits before and after), or weights in MXFP4 and NVFP4 to NF4.
 
-    layout: "gptq", "gptq_v2", "awq" or "compressed-tensors". Scales stay fp16 or bf16. Symmetric
-    weights stay symmetric. Dense tensors are copied bit for bit. source, destination, replace and
+    layout: for integers "gptq", "gptq_v2", "awq" or "compressed-tensors". Scales stay fp16 or bf16.
+    Symmetric weights stay symmetric. For MXFP4 and NVFP4 "compressed-tensors", "modelopt" (NVFP4;
+    the bits are those of the model's dtype) or "nf4", whose error Result.losses has. Dense tensors
+    are copied bit for bit. threads: CPU threads for "nf4"; 0: all. source, destination, replace and
     progress: as in quantize_checkpoint.
 
     Raises FormatError, also for a weight that the layout cannot hold (a g_idx in awq, rows or
-    columns that are not a multiple of 8), OptionError, OutputRefused and OSError; the destination
-    is then unchanged.
+    columns that are not a multiple of 8, a global scale whose inverse is not exact), OptionError,
+    OutputRefused and OSError; the destination is then unchanged.
     """
-    to = LAYOUTS.get(layout)
-    if to is None:
-        raise OptionError(f"layout is {layout!r}; expected {', '.join(LAYOUTS)}")
+    if layout not in TARGETS:
+        raise OptionError(f"layout is {layout!r}; expected {', '.join(TARGETS)}")
     with Checkpoint(source) as checkpoint:
         target = output_target(checkpoint, destination, replace)
         settings = integer_settings(checkpoint)
         found = survey(checkpoint)
         require_readable(checkpoint, found)
+        kinds = {type(weight) for weight in found.weights.values()}
+        of_kind = TARGETS[layout]
+        if kinds and not kinds & {E2m1Weight, Int4Weight}:
+            raise FormatError(source, "nothing to convert: its weights are of bitsandbytes")
+        if len(kinds) == 1 and kinds.isdisjoint(of_kind):
+            expected = ", ".join(each for each, known in TARGETS.items() if kinds <= known)
+            raise OptionError(
+                f"{source}: layout is {layout!r}; expected {expected} for its weights"
+            )
+        if kinds == {E2m1Weight}:
+            for stranger in strangers(checkpoint, found):
+                raise stranger
+            return convert_floats(checkpoint, found, layout, target, threads, progress)
+        to = LAYOUTS[layout]
         weights = [weight for weight in found.weights.values() if isinstance(weight, Int4Weight)]
         if not weights or len(weights) != len(found.weights):
             reason = "of bitsandbytes" if found.weights else "dense"

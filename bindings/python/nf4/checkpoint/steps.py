@@ -11,6 +11,7 @@ import numpy as np
 
 from nf4._dequantize import dequantize
 from nf4.checkpoint.bnb import Plan
+from nf4.checkpoint.difference import ErrorStatistics
 from nf4.checkpoint.dtypes import NF4_TO_FILE
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
@@ -44,6 +45,7 @@ class Result:
     chosen_by            what decided which layers become 4-bit, in choice_seconds (quantize only)
     already              weights that were 4-bit, and are copied (quantize only)
     left_dense           why matrices were left dense: reason -> how many (quantize only)
+    losses               the errors of weights that were quantized again (convert to nf4 only)
     """
 
     weights: int = 0
@@ -63,6 +65,7 @@ class Result:
     choice_seconds: float = 0.0
     already: int = 0
     left_dense: dict[str, int] = dataclasses.field(default_factory=dict)
+    losses: list[ErrorStatistics] = dataclasses.field(default_factory=list)
 
     def count(self, step: Step, elements: int, kernel_bytes: int, started: float) -> None:
         """Adds a weight whose kernel call began at perf_counter() `started` and has just ended."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from nf4.checkpoint.difference import total
 from nf4.checkpoint.errors import add_note, printable
 from nf4.checkpoint.output import Progress
 from nf4.checkpoint.source import weight_bytes
@@ -69,7 +70,16 @@ def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]
         "warnings": result.warnings,
         "chosen_by": result.chosen_by,
         "left_dense": result.left_dense,
+        **_loss(result),
     }
+
+
+def _loss(result: Result) -> dict[str, float]:
+    """Returns the error of weights that were quantized again, if there are any."""
+    if not result.losses:
+        return {}
+    loss = total(result.losses)
+    return {"rms_relative_error": loss.rms_relative, "max_abs_error": loss.max_abs}
 
 
 def _destination(args: argparse.Namespace) -> str:
@@ -89,6 +99,11 @@ def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
         ]
     if result.already:
         lines.append(f"copied {result.already} weights that are 4-bit already")
+    for loss in [total(result.losses)] if result.losses else ():
+        lines.append(
+            f"error  rms {100 * loss.rms_relative:.2f} % of the weights' RMS, "
+            f"max {loss.max_abs:.4f}"
+        )
     for reason, count in result.left_dense.items():
         lines.append(f"left dense: {count} {'matrix' if count == 1 else 'matrices'} ({reason})")
     if result.chosen_by:

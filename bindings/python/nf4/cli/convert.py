@@ -1,12 +1,11 @@
-"""nf4 convert: converts integer weights from one layout to another."""
+"""nf4 convert: converts weights from one layout to another, and MXFP4 and NVFP4 to NF4."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from nf4.checkpoint.int4_layouts import LAYOUTS
-from nf4.checkpoint.repack import convert_checkpoint
+from nf4.checkpoint.repack import TARGETS, convert_checkpoint
 from nf4.cli.console import add_command, add_conversion
 from nf4.cli.conversion import run_conversion
 
@@ -22,21 +21,29 @@ Weights that a layout cannot hold are refused: in awq, act order and rows that a
 multiple of 8; in gptq and gptq_v2, columns that are not a multiple of 8; in all but
 compressed-tensors, several group sizes. Scales keep their dtype, fp16 or bf16. Programs that
 load AWQ or GPTQ cast them to the dtype in which they compute.
+
+Weights in MXFP4 and NVFP4 become compressed-tensors or, NVFP4, modelopt: the codes and the scales
+of blocks stay, and the global scale is inverted where one layout multiplies by it and the other
+divides; a weight that would change in the model's dtype is refused. With `--to nf4` they are
+quantized to NF4, and the report has the error.
 """
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(
-        commands, "convert", run, "between the layouts of integer weights", _DESCRIPTION
-    )
-    add_conversion(parser, threads=False)
-    parser.add_argument("--to", choices=tuple(LAYOUTS), required=True, help="the layout of DST")
+    parser = add_command(commands, "convert", run, "between layouts of 4-bit weights", _DESCRIPTION)
+    add_conversion(parser)
+    parser.add_argument("--to", choices=tuple(TARGETS), required=True, help="the layout of DST")
 
 
 def run(args: argparse.Namespace) -> int:
     def convert(progress: Any) -> Any:
         return convert_checkpoint(
-            args.source, args.destination, args.to, replace=args.force, progress=progress
+            args.source,
+            args.destination,
+            args.to,
+            threads=args.threads,
+            replace=args.force,
+            progress=progress,
         )
 
     return run_conversion(args, convert, {"layout": args.to}, "converted")

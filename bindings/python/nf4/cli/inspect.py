@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-
 from nf4.checkpoint.difference import (
     ErrorStatistics,
     error_statistics,
-    relative,
     stacks_by_name,
+    total,
 )
 from nf4.checkpoint.errors import FormatError, printable
 from nf4.checkpoint.header import TensorInfo
@@ -100,11 +98,9 @@ def _totals(found: Survey, errors: dict[str, ErrorStatistics]) -> dict[str, Any]
         "bits_per_weight": _bits(nbytes + dense_bytes, elements + dense_elements),
     }
     if errors:
-        totals["rms_relative_error"] = relative(
-            sum(error.squared_error for error in errors.values()),
-            sum(error.squared_reference for error in errors.values()),
-        )
-        totals["max_abs_error"] = float(np.max([error.max_abs for error in errors.values()]))
+        of_all = total(errors.values())
+        totals["rms_relative_error"] = of_all.rms_relative
+        totals["max_abs_error"] = of_all.max_abs
     return totals
 
 

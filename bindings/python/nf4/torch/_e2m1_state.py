@@ -1,5 +1,5 @@
-"""The state_dict of a model with MXFP4 and NVFP4 layers in the layout of the checkpoint that it came
-from, for save_pretrained."""
+"""The state_dict of a model with MXFP4 and NVFP4 layers in the layout of its checkpoint, for
+save_pretrained."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 (_int4_weight.py) has the same methods.
 
 Public operators take it as ten arguments: the six tensors, shape, format, blocksize and
-nested_blocksize, with the meaning of nf4.QuantizedTensor; the format of a weight with a scale_rule is
-"nvfp4:divisor". The operators in compiled graphs, _linear
-and _dense_like, take eleven: the six tensors, then rows, cols, the format's number, blocksize and
-nested_blocksize. The format's number has that of the scale_rule above its 8 low bits.
+nested_blocksize, with the meaning of nf4.QuantizedTensor; the format of a weight with a scale_rule
+is "nvfp4:divisor". The operators in compiled graphs, _linear and _dense_like, take eleven: the six
+tensors, then rows, cols, the format's number, blocksize and nested_blocksize. The format's number
+has that of the scale_rule above its 8 low bits.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def _integer_weights(
         has = f"{others[0]} is not of integers" if others else "it has no quantized weights"
         instead = "" if others else ", and quantize_model then quantizes it"
         reason = (
-            f"{has}; expected GPTQ, AWQ, compressed-tensors, MXFP4, NVFP4 or experts in 4 bits: transformers' "
-            f"from_pretrained loads this checkpoint{instead}"
+            f"{has}; expected GPTQ, AWQ, compressed-tensors, MXFP4, NVFP4 or experts in 4 bits: "
+            f"transformers' from_pretrained loads this checkpoint{instead}"
         )
         raise FormatError(config_path(checkpoint), reason)
     act_order = set()

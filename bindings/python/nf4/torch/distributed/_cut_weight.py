@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 import nf4
+from nf4.errors import InvalidArgument
 from nf4.torch import _int4_columns
 from nf4.torch.distributed._cuts import Ranges
 from nf4.torch.distributed._cuts_int4 import Int4Cut
@@ -25,15 +26,20 @@ def cut(weight: Weight[Tensor], dim: int, ranges: Ranges) -> Weight[Tensor]:
     groups, or float32 scales (NF4Cut.nested_blocksize). Columns of integers with act order keep all
     scales; a weight that nf4.reorder sorted is cut in the checkpoint's order.
 
-    Raises InvalidArgument if a range does not begin and end at a block, a group or a word.
+    Raises InvalidArgument if a range does not begin and end at a block, a group or a word, and for
+    a weight whose rows have several global scales.
     """
     if isinstance(weight, nf4.Int4Tensor):
         return _cut_int4(weight, dim, ranges)
     if not isinstance(weight, nf4.QuantizedTensor):
         raise no_weight("weight", weight)
+    if weight.scale_bytes and weight.nested_blocksize:
+        raise InvalidArgument("weight has a global scale for a part of its rows; expected one")
     made = NF4Cut.plan(weight.shape, weight.blocksize, weight.nested_blocksize, dim, ranges)
     parts = made.narrowed({name: getattr(weight, name) for name in made.reads})
-    return made.assemble(parts, weight.format, weight.dtype)
+    if weight.scale_bytes:
+        parts["nested_absmax"] = weight.nested_absmax
+    return made.assemble(parts, weight.format, weight.dtype, weight.scale_rule)
 
 
 def _cut_int4(weight: nf4.Int4Tensor[Tensor], dim: int, ranges: Ranges) -> nf4.Int4Tensor[Tensor]:

@@ -1,4 +1,4 @@
-"""Cuts (_cuts.py) of NF4 and FP4 weights."""
+"""Cuts (_cuts.py) of a QuantizedTensor."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 import nf4
 from nf4.errors import InvalidArgument
 from nf4.torch.distributed._cuts import Cut, Ranges, Read, checked, named
+from nf4.typing import ScaleRuleName
 
 # The smallest nested group, in scales: wgmma kernels take no fewer, and with fewer the scales are
 # hardly smaller than flat ones.
@@ -73,9 +74,13 @@ class NF4Cut(Cut):
         return cls({**reads, "codebook": None}, made, blocksize, nested, nested_blocksize)
 
     def assemble(
-        self, parts: Mapping[str, Tensor | None], format: str, dtype: str = "fp32"
+        self,
+        parts: Mapping[str, Tensor | None],
+        format: str,
+        dtype: str = "fp32",
+        scale_rule: ScaleRuleName | None = None,
     ) -> nf4.QuantizedTensor[Tensor]:
-        """Makes the new weight from what was read. dtype: as in QuantizedTensor."""
+        """Makes the new weight from what was read. dtype and scale_rule: as in QuantizedTensor."""
         made = {**parts, "packed": parts["packed"].reshape(-1, 1)}
         made["absmax"] = absmax = parts["absmax"].reshape(-1)
         if self._whole_nested:
@@ -86,6 +91,7 @@ class NF4Cut(Cut):
             format=format,
             blocksize=self.blocksize,
             nested_blocksize=self.nested_blocksize,
+            scale_rule=scale_rule,
             dtype=dtype,
         )
 

@@ -72,7 +72,7 @@ class NF4Weight(QuantizedModule):
 
     spec: Spec
     dtype_before: str
-    # The layout in which a checkpoint stores a weight in MXFP4 or NVFP4 (checkpoint/e2m1_layouts.py).
+    # The layout of a checkpoint with this weight in MXFP4 or NVFP4 (checkpoint/e2m1_layouts.py).
     stored_layout: str | None = None
     # Messages name this as the way to make a module of a dense weight.
     _of_dense: str

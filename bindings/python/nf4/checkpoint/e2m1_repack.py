@@ -1,0 +1,245 @@
+"""Converts MXFP4 and NVFP4 weights: between the layouts of compressed-tensors and ModelOpt without
+loss, and to NF4 with a loss that is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from nf4._dequantize import dequantize
+from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
+from nf4.checkpoint.difference import statistics_of
+from nf4.checkpoint.dtypes import NF4_TO_FILE, NUMPY
+from nf4.checkpoint.e2m1 import E2m1Weight
+from nf4.checkpoint.e2m1_layouts import CT_MXFP4, CT_NVFP4, MODELOPT_NVFP4, MXFP4, Layout
+from nf4.checkpoint.e2m1_plan import E2m1Plan, e2m1_config
+from nf4.checkpoint.errors import FormatError, OptionError
+from nf4.checkpoint.header import TensorInfo, TensorSpec
+from nf4.checkpoint.output import Progress, write_checkpoint
+from nf4.checkpoint.quantization import quantization, without_quantization
+from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of
+from nf4.checkpoint.reader import SafetensorsFile
+from nf4.checkpoint.rules import architectures, choose_rules, untied
+from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.stacks import is_stack
+from nf4.checkpoint.steps import Copy, Result, Step
+from nf4.checkpoint.transaction import DirectoryTarget, FileTarget
+from nf4.checkpoint.weights import Survey, Weight
+from nf4.checkpoint.writer import SafetensorsWriter
+from nf4.tensor import QuantizedTensor
+
+NF4 = "nf4"
+# The layouts that each target has, by format.
+TARGETS = {
+    "compressed-tensors": {each.format: each for each in (CT_MXFP4, CT_NVFP4)},
+    "modelopt": {MODELOPT_NVFP4.format: MODELOPT_NVFP4},
+}
+_BLOCKSIZE = 64
+_MAGNITUDES = np.array([0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Relabel:
+    """The step that writes a weight in another layout. The codes and the scales of blocks stay."""
+
+    checkpoint: Checkpoint
+    weight: E2m1Weight
+    plan: E2m1Plan
+    global_scale: np.ndarray | None
+
+    @property
+    def name(self) -> str:
+        return self.weight.name
+
+    @property
+    def bytes_in(self) -> int:
+        return self.weight.nbytes
+
+    def specs(self) -> list[TensorSpec]:
+        return self.plan.specs()
+
+    def run(self, writer: SafetensorsWriter, result: Result) -> None:
+        started = time.perf_counter()
+        read = self.weight.load(self.checkpoint)
+        made = dataclasses.replace(
+            read, nested_absmax=self.global_scale, scale_rule=self.plan.layout.scale_rule
+        )
+        result.count(self, self.weight.elements, 2 * self.weight.nbytes, started)
+        for name, array in self.plan.parts(made).items():
+            writer.write(name, array)
+
+
+@dataclasses.dataclass(frozen=True)
+class ToNF4:
+    """The step that quantizes a weight to NF4, and measures what is lost."""
+
+    checkpoint: Checkpoint
+    weight: Weight
+    plan: Plan
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return self.weight.name
+
+    @property
+    def bytes_in(self) -> int:
+        return self.weight.nbytes
+
+    def specs(self) -> list[TensorSpec]:
+        return self.plan.specs()
+
+    def run(self, writer: SafetensorsWriter, result: Result) -> None:
+        started = time.perf_counter()
+        dense = dequantize(self.weight.load(self.checkpoint), "fp32", threads=self.threads)
+        if not np.isfinite(dense).all():
+            reason = "it has NaN or Inf, which NF4 cannot hold; nf4 verify names the scales"
+            raise FormatError(self.weight.path, reason, self.name)
+        made = self.plan.quantize(dense, self.threads)
+        result.count(self, dense.size, dense.nbytes + made.nbytes, started)
+        result.losses.append(statistics_of(dequantize(made, "fp32", threads=self.threads), dense))
+        for name, data in self.plan.parts(made).items():
+            writer.write(name, data)
+
+
+def convert_floats(
+    checkpoint: Checkpoint,
+    found: Survey,
+    to: str,
+    target: FileTarget | DirectoryTarget,
+    threads: int,
+    progress: Progress | None,
+) -> Result:
+    """Converts a checkpoint whose 4-bit weights are in MXFP4 and NVFP4, as convert_checkpoint
+    does."""
+    said = quantization(checkpoint)
+    cache = () if said is None else ("kv_cache_scheme", "kv_cache_quant_algo")
+    if said is not None and any(said.config.get(key) for key in cache):
+        raise FormatError(said.path, f"cannot become {to}: it quantizes the cache of keys")
+    if to == NF4:
+        steps, config = _to_nf4(checkpoint, found, threads)
+    else:
+        steps, config = _relabelled(checkpoint, found, to)
+    made = untied(without_quantization(checkpoint.config), found)
+    made = {**made, "quantization_config": config} if checkpoint.config else {}
+    return write_checkpoint(checkpoint, steps, made, target, progress)
+
+
+def _steps(checkpoint: Checkpoint, found: Survey, made: dict[str, Step]) -> dict[str, list[Step]]:
+    """Returns the steps for each file. A weight goes where its codes were."""
+    packed = {found.weights[name].packed.name: step for name, step in made.items()}
+
+    def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
+        if info.name in packed:
+            return packed[info.name]
+        return Copy(file, info, True) if info.name in found.dense else None
+
+    return {
+        name: [each for info in file.tensors.values() if (each := step(file, info))]
+        for name, file in checkpoint.files.items()
+    }
+
+
+# ---- To another layout -----------------------------------------------------------------
+
+
+def _relabelled(
+    checkpoint: Checkpoint, found: Survey, to: str
+) -> tuple[dict[str, list[Step]], dict[str, Any]]:
+    layouts = TARGETS[to]
+    made: dict[str, Step] = {}
+    plans = []
+    for name, weight in found.weights.items():
+        assert isinstance(weight, E2m1Weight)
+        layout = layouts.get(weight.format)
+        reason = _misfit(weight, layout)
+        if reason is not None or layout is None:
+            why = reason or f"no {weight.format} is written there"
+            raise FormatError(weight.path, f"cannot become {to}: {why}", name)
+        plan = E2m1Plan(name, layout, weight.shape, weight.state.blocksize)
+        plans.append(plan)
+        made[name] = Relabel(checkpoint, weight, plan, _global_scale(checkpoint, weight, layout))
+    if all(weight.state.layout is plan.layout for weight, plan in zip(
+        found.weights.values(), plans, strict=True
+    )):  # fmt: skip
+        raise OptionError(f"{checkpoint.path}: it is in {to} already")
+    if len({plan.layout for plan in plans}) > 1:
+        raise FormatError(checkpoint.path, f"cannot become {to}: it has both mxfp4 and nvfp4")
+    names = architectures(checkpoint.config)
+    return _steps(checkpoint, found, made), e2m1_config(plans, found.dense.values(), names)
+
+
+def _misfit(weight: E2m1Weight, layout: Layout | None) -> str | None:
+    """Says why a layout cannot hold a weight; None if it can."""
+    if is_stack(weight):
+        return "its experts are one stack, and that layout has a matrix for each"
+    if layout is not None and weight.format != MXFP4 and weight.state.blocksize != 16:
+        return f"its blocks have {weight.state.blocksize} columns, and that layout's have 16"
+    return None
+
+
+def _global_scale(checkpoint: Checkpoint, weight: E2m1Weight, layout: Layout) -> np.ndarray | None:
+    """Returns the global scale in another layout. Raises FormatError if no number gives the same
+    weights in their dtype: one layout multiplies by it, the other divides."""
+    read = weight.load(checkpoint)
+    given = read.nested_absmax
+    if given is None or layout.scale_rule == read.scale_rule:
+        return given
+    with np.errstate(all="ignore"):
+        inverse = np.float32(1) / given
+    expected = _values(read, given, weight.state.scale_rule, weight.dtype)
+    near = (inverse, np.nextafter(inverse, np.float32(0)), np.nextafter(inverse, np.float32("inf")))
+    for scale in near:
+        if np.array_equal(expected, _values(read, scale, layout.scale_rule, weight.dtype)):
+            return scale
+    reason = (
+        f"cannot become {layout.name} without loss: {given[0]} {_verb(read.scale_rule)} its "
+        f"scales, and no number that {_verb(layout.scale_rule)} them gives the same {weight.dtype} weights"
+    )
+    raise FormatError(weight.path, reason, weight.name)
+
+
+def _verb(scale_rule: str | None) -> str:
+    return "divides" if scale_rule == "divisor" else "multiplies"
+
+
+def _values(
+    weight: QuantizedTensor, scale: np.ndarray, scale_rule: str | None, dtype: str
+) -> np.ndarray:
+    """Returns the bits of every value that the weight can have with a global scale."""
+    stored = np.unique(weight.absmax).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    with np.errstate(all="ignore"):
+        scales = stored / scale if scale_rule == "divisor" else stored * scale
+        values = (scales[:, None] * _MAGNITUDES).astype(NUMPY[NF4_TO_FILE[dtype]])
+    return values.view(f"u{values.itemsize}")
+
+
+# ---- To NF4 ----------------------------------------------------------------------------
+
+
+def _to_nf4(
+    checkpoint: Checkpoint, found: Survey, threads: int
+) -> tuple[dict[str, list[Step]], dict[str, Any]]:
+    plans, made = [], {}
+    for name, weight in found.weights.items():
+        *experts, rows, cols = weight.shape
+        if experts and rows * cols % _BLOCKSIZE:
+            reason = f"an expert has {rows * cols} elements, not a multiple of {_BLOCKSIZE}"
+            raise FormatError(weight.path, f"cannot become nf4: {reason}", name)
+        state = State(NF4, _BLOCKSIZE, weight.dtype, weight.shape, NESTED_BLOCKSIZE)
+        plans.append(Plan(name, state))
+        made[name] = ToNF4(checkpoint, weight, plans[-1], threads)
+    rules, _ = choose_rules(checkpoint.config, found)
+    if rules.model is not None:
+        for name, weight in found.weights.items():
+            reason = None if is_stack(weight) else rules.not_loadable(name, weight.shape)
+            if reason is not None:
+                raise FormatError(weight.path, f"cannot become nf4: {reason}", name)
+    options = QuantizeOptions(blocksize=_BLOCKSIZE)
+    dense = list(found.dense.values())
+    config = config_of(plans, dense, rules, options, checkpoint.config)
+    return _steps(checkpoint, found, made), config
