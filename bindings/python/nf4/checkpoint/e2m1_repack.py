@@ -198,7 +198,8 @@ def _global_scale(checkpoint: Checkpoint, weight: E2m1Weight, layout: Layout) ->
             return scale
     reason = (
         f"cannot become {layout.name} without loss: {given[0]} {_verb(read.scale_rule)} its "
-        f"scales, and no number that {_verb(layout.scale_rule)} them gives the same {weight.dtype} weights"
+        f"scales, and no number that {_verb(layout.scale_rule)} them gives the same weights in "
+        f"{weight.dtype}"
     )
     raise FormatError(weight.path, reason, weight.name)
 
