@@ -76,7 +76,7 @@ FAULTS = {
     ),
     "unknown format": (
         lambda p: _without(p, STATE) | {f"{NAME}.quant_state.bitsandbytes__int4": p[STATE]},
-        "'int4', neither nf4 nor fp4",
+        "'int4'; expected nf4, fp4",
     ),
     "state under the wrong key": (
         lambda p: _without(p, STATE) | {f"{NAME}.quant_state.bitsandbytes__fp4": p[STATE]},

@@ -30,9 +30,9 @@ def load(
     """Loads a checkpoint as a transformers model. GPTQ, AWQ, AutoRound (in the packings of these)
     and compressed-tensors (pack-quantized 4-bit integers) become Int4Linear, and Int4Experts for
     stacked experts. MXFP4 and NVFP4 of gpt-oss, compressed-tensors and ModelOpt become NF4Linear
-    and NF4Experts, and so does a checkpoint with experts in NF4 or FP4; transformers' from_pretrained
-    loads the latter too, but only warns of missing tensors. This needs transformers, and none of
-    the packages that made the checkpoint.
+    and NF4Experts, and so does a checkpoint with experts in NF4 or FP4; transformers'
+    from_pretrained loads the latter too, but only warns of missing tensors. This needs
+    transformers, and none of the packages that made the checkpoint.
 
     path    a directory with config.json and safetensors files
     dtype   "fp32", "fp16", "bf16" or torch's, for tensors that are not quantized; by default that
