@@ -40,7 +40,7 @@ def test_every_block_is_python():
         "docs/cli.md": 1,
         "docs/experts.md": 6,
         "docs/python.md": 6,
-        "docs/pytorch.md": 4,
+        "docs/pytorch.md": 5,
         "docs/several-gpus.md": 5,
         "docs/training.md": 1,
     }

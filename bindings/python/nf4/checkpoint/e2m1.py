@@ -90,8 +90,13 @@ class E2m1Weight(Weight):
         return checkpoint.read(self.parts["global"].name).view(np.float32)
 
     def load(self, checkpoint: Checkpoint) -> QuantizedTensor:
+        codes = checkpoint.read(self.parts["packed"].name)
+        return dataclasses.replace(self.without_codes(checkpoint), packed=codes)
+
+    def without_codes(self, checkpoint: Checkpoint) -> QuantizedTensor:
+        """Reads the scales alone; `packed` is empty."""
         return QuantizedTensor(
-            packed=checkpoint.read(self.parts["packed"].name),
+            packed=np.empty(0, np.uint8),
             absmax=checkpoint.read(self.parts["scales"].name),
             nested_absmax=self.global_scale(checkpoint),
             format=self.format,

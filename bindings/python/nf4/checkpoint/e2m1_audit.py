@@ -18,7 +18,7 @@ def e2m1_value_problems(weight: E2m1Weight, checkpoint: Checkpoint) -> Iterator[
     """Yields (severity, problem) for each fault in the scales of a weight."""
     names = {part: name[1:] for part, name in weight.state.layout.names.items()}
     yield from scale_byte_problems(
-        weight.load(checkpoint), names["scales"], names.get("global", "")
+        weight.without_codes(checkpoint), names["scales"], names.get("global", "")
     )
 
 

@@ -102,4 +102,10 @@ MODELOPT_NVFP4 = _layout(
 DEEPSEEK = _layout(
     "deepseek", MXFP4, {"packed": (".weight", "I8"), "scales": (".scale", "F8_E8M0")}
 )
+# The layouts that are written, by the names of `nf4 convert --to` and `nf4 quantize --layout`, and
+# format.
+WRITTEN: dict[str, dict[str, Layout]] = {
+    "compressed-tensors": {MXFP4: CT_MXFP4, NVFP4: CT_NVFP4},
+    "modelopt": {NVFP4: MODELOPT_NVFP4},
+}
 LAYOUTS = (GPT_OSS, CT_MXFP4, CT_NVFP4, MODELOPT_MXFP4, MODELOPT_NVFP4, DEEPSEEK)

@@ -15,7 +15,7 @@ from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
 from nf4.checkpoint.difference import statistics_of
 from nf4.checkpoint.dtypes import NF4_TO_FILE, NUMPY
 from nf4.checkpoint.e2m1 import E2m1Weight
-from nf4.checkpoint.e2m1_layouts import CT_MXFP4, CT_NVFP4, MODELOPT_NVFP4, MXFP4, Layout
+from nf4.checkpoint.e2m1_layouts import MXFP4, WRITTEN, Layout
 from nf4.checkpoint.e2m1_plan import E2m1Plan, e2m1_config
 from nf4.checkpoint.errors import FormatError, OptionError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
@@ -33,11 +33,6 @@ from nf4.checkpoint.writer import SafetensorsWriter
 from nf4.tensor import QuantizedTensor
 
 NF4 = "nf4"
-# The layouts that each target has, by format.
-TARGETS = {
-    "compressed-tensors": {each.format: each for each in (CT_MXFP4, CT_NVFP4)},
-    "modelopt": {MODELOPT_NVFP4.format: MODELOPT_NVFP4},
-}
 _BLOCKSIZE = 64
 _MAGNITUDES = np.array([0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
@@ -150,7 +145,7 @@ def _steps(checkpoint: Checkpoint, found: Survey, made: dict[str, Step]) -> dict
 def _relabelled(
     checkpoint: Checkpoint, found: Survey, to: str
 ) -> tuple[dict[str, list[Step]], dict[str, Any]]:
-    layouts = TARGETS[to]
+    layouts = WRITTEN[to]
     made: dict[str, Step] = {}
     plans = []
     for name, weight in found.weights.items():
@@ -185,7 +180,7 @@ def _misfit(weight: E2m1Weight, layout: Layout | None) -> str | None:
 def _global_scale(checkpoint: Checkpoint, weight: E2m1Weight, layout: Layout) -> np.ndarray | None:
     """Returns the global scale in another layout. Raises FormatError if no number gives the same
     weights in their dtype: one layout multiplies by it, the other divides."""
-    read = weight.load(checkpoint)
+    read = weight.without_codes(checkpoint)
     given = read.nested_absmax
     if given is None or layout.scale_rule == read.scale_rule:
         return given

@@ -38,8 +38,8 @@ def load_checkpoint(
     model   a model that empty_model made and fully_shard sharded, for example, or one that has
             memory. 4-bit layers must have the checkpoint's format and blocksize. PEFT's LoRA
             adapters on meta get the values that PEFT begins with; others keep theirs
-    path    a directory with safetensors files of bitsandbytes, GPTQ, AWQ or compressed-tensors, or
-            dense ones; a file; or an index
+    path    a directory with safetensors files of bitsandbytes, GPTQ, AWQ, compressed-tensors,
+            ModelOpt or gpt-oss, or dense ones; a file; or an index
     device  where tensors on meta get memory; by default the CPU. Other tensors stay where they are
 
     Raises on every rank, even if only one rank finds the fault. nf4.checkpoint.FormatError: the
