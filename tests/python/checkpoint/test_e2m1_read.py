@@ -10,6 +10,7 @@ import checkpoint_helpers as helpers
 import e2m1_checkpoints as models
 import int4_checkpoints
 import ml_dtypes
+import nf4
 import numpy as np
 import pytest
 from e2m1_checkpoints import CASES, LAYER, STACK, Arrays, Case
@@ -306,3 +307,83 @@ def test_arrays_of_the_oracle_round_once():
     theirs = every.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     ours = np.array([models.e4m3(byte) for byte in range(256)], np.float32)
     np.testing.assert_array_equal(ours, theirs)
+
+
+_ODD = (None, True, 4, -1, 1.5, "", "fp4", [], [1], {}, {"a": []}, [{"weights": 3}])
+
+
+def _changed(value: Any, path: tuple[Any, ...], to: Any) -> Any:
+    """A copy of nested objects with one value replaced."""
+    if not path:
+        return to
+    return {**value, path[0]: _changed(value[path[0]], path[1:], to)}
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if not isinstance(value, dict):
+        return [path]
+    return [path, *(each for key in value for each in _paths(value[key], (*path, key)))][
+        0 if path else 1 :
+    ]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_settings_of_any_type_give_a_format_error_or_the_weight(case, tmp_path):
+    """Each value of the settings, replaced by values of other types."""
+    source = case.folder(tmp_path / "q")
+    file, read = source / "config.json", 0
+    document = json.loads(file.read_text())
+    for path in _paths(case.config):
+        for odd in _ODD:
+            config = _changed(case.config, path, odd)
+            file.write_text(json.dumps({**document, "quantization_config": config}))
+            try:
+                with Checkpoint(source) as checkpoint:
+                    read += not survey(checkpoint).faults
+            except FormatError:
+                pass
+    assert read
+    mixed = {"quant_algo": "MIXED_PRECISION", "quant_method": "modelopt"}
+    for odd in (*_ODD, *({"a": each} for each in _ODD), {"a": {"quant_algo": [1]}}):
+        config = {**mixed, "quantized_layers": odd}
+        file.write_text(json.dumps({**document, "quantization_config": config}))
+        with pytest.raises(FormatError), Checkpoint(source) as checkpoint:
+            survey(checkpoint)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parts_of_any_dtype_and_shape_give_faults_and_no_other_error(case, tmp_path):
+    tensors = case.tensors(case.arrays())
+    shapes = ((), (0,), (1,), (24, 0), (24, 2), (2, 24), (24, 32), (3, 8, 2), (1, 2, 3, 4, 5))
+    dtypes = ("uint8", "int8", "float32", "float16", "int32")
+    for number, name in enumerate(tensors):
+        for shape in shapes:
+            for dtype in dtypes:
+                odd = np.zeros(shape, dtype)
+                if (odd.dtype, odd.shape) == (tensors[name].dtype, tensors[name].shape):
+                    continue
+                file = tmp_path / f"{number}.safetensors"
+                file.write_bytes(helpers.file_bytes({**tensors, name: odd}))
+                with Checkpoint(file) as checkpoint:
+                    found = survey(checkpoint)
+                    is_one = name.endswith(("weight_scale_2", "weight_global_scale"))
+                    assert found.faults or found.unread or not found.weights or is_one
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_weights_are_loaded_and_saved_as_arrays(case, tmp_path):
+    """nf4.save writes what libnf4 alone reads, in a file and in a folder."""
+    (name, q), *_ = (
+        each
+        for each in nf4.load(case.folder(tmp_path / "q")).items()
+        if isinstance(each[1], nf4.QuantizedTensor)
+    )
+    for path in (tmp_path / "again.safetensors", tmp_path / "again"):
+        nf4.save(path, {name: q})
+        again = nf4.load(path)[name]
+        assert again.packed.tobytes() == q.packed.tobytes()
+        assert (again.format, again.shape, again.scale_rule) == (q.format, q.shape, q.scale_rule)
+        expected = case.arrays().dense("fp32", case.divides)
+        np.testing.assert_array_equal(nf4.dequantize(again, "fp32"), expected)
+        assert findings("fault", path) == []
+    assert helpers.stored_config(tmp_path / "again")["quant_method"] == "nf4"

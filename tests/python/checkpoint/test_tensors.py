@@ -199,7 +199,7 @@ REFUSED = {
     'expected a name with ".weight"': lambda: {
         "a": weights("int4", layout="awq", group_size=32)[NAMES[0]]
     },
-    "of integers and of NF4": lambda: {
+    "of integers and others": lambda: {
         **weights("int4", layout="awq", group_size=32), "a.weight": weights("nf4")[NAMES[0]],
     },
     "of several layouts": lambda: {

@@ -64,12 +64,15 @@ def parser(
     return None if method == "fp8" and config.get("expert_dtype") != "fp4" else parse
 
 
-def _formats(config: Mapping[str, Any]) -> list[Any]:
-    """The formats of compressed-tensors' config_groups."""
+def _formats(config: Mapping[str, Any]) -> list[str]:
+    """Returns the formats of compressed-tensors' config_groups."""
     groups = config.get("config_groups")
     found = groups.values() if isinstance(groups, dict) else ()
-    own = [each.get("format") for each in found if isinstance(each, dict)]
-    return [each or config.get("format") for each in own]
+    return [_format(each, config) for each in found if isinstance(each, dict)]
+
+
+def _format(group: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    return str(group.get("format") or config.get("format"))
 
 
 def _names(value: object, key: str) -> tuple[str, ...]:
@@ -111,9 +114,10 @@ def _parse_compressed(config: Mapping[str, Any]) -> Settings:
     layouts: list[Layout] = []
     sizes: list[int] = []
     mixed = False
-    for name, group in config["config_groups"].items():
+    for name, value in config["config_groups"].items():
         key = f"config_groups {name!r}"
-        kind = group.get("format") or config.get("format")
+        group = _object(value, key)
+        kind = _format(group, config)
         if kind in _EIGHT_BITS:
             mixed = True
             continue

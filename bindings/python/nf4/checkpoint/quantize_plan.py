@@ -295,10 +295,12 @@ def config_of(
     dtypes = [state.dtype for state in states]
     shapes = [*(state.shape for state in states), *(each.shape for each in before.values())]
     return quantization_config(
-        format=options.format,
+        format=states[0].format if states else options.format,
         nested=options.nested,
         compute=options.compute or compute_dtype(config, dtypes),
         storage=options.storage,
         skip_modules=rules.skip_modules(dense, names, architectures(config)),
-        experts=any(len(shape) == 3 for shape in shapes),
+        # bitsandbytes has neither stacks of experts nor scales of 8 bits without a table.
+        experts=any(len(shape) == 3 for shape in shapes)
+        or any(state.scale_bytes for state in states),
     )

@@ -80,11 +80,11 @@ def save(
     path     a file if it ends with ".safetensors", else a directory, which gets model.safetensors
              and config.json
     tensors  weights, arrays and tensors by name; they may be on a GPU. Weights keep their layout,
-             and are all NF4 and FP4 or all integers. An Int4Tensor's name ends with ".weight"
+             and are all integers or none is. An Int4Tensor's name ends with ".weight"
     config   the model's config, for config.json of a directory; a single file has none. A
              quantization_config is added unless it has one: that of the integers' layout, or of
-             "bitsandbytes", or of "nf4" if any weight has three dimensions, which bitsandbytes does
-             not load
+             "bitsandbytes", or of "nf4" if any weight has three dimensions or is in MXFP4 or NVFP4,
+             which bitsandbytes does not load
     replace  replace an existing file, or a directory that holds a checkpoint
 
     Raises InvalidArgument for a tensor that no checkpoint can hold, such as a weight that `reorder`
@@ -277,10 +277,10 @@ def _config(items: list[_Item], config: Mapping[str, Any]) -> dict[str, Any]:
     if not plans or says_quantization(config):
         return dict(config)
     if len({type(plan) for plan in plans}) > 1:
-        raise InvalidArgument("tensors has weights of integers and of NF4 or FP4; expected one")
+        raise InvalidArgument("tensors has weights of integers and others; expected one kind")
     first = plans[0]
     if isinstance(first, Plan):
-        options = QuantizeOptions(first.state.format, nested=first.state.nested_blocksize != 0)
+        options = QuantizeOptions(nested=first.state.nested)  # config_of takes the plans' format
     else:
         options = QuantizeOptions("int4")
         if len({plan.layout.name for plan in plans if isinstance(plan, Int4Plan)}) > 1:
