@@ -14,7 +14,11 @@ import e2m1_models as models  # noqa: E402
 import nf4  # noqa: E402
 import nf4.torch  # noqa: E402
 from e2m1_checkpoints import CASES, Case  # noqa: E402
-from nf4.checkpoint import FormatError, dequantize_checkpoint  # noqa: E402
+from nf4.checkpoint import (  # noqa: E402
+    FormatError,
+    convert_checkpoint,
+    dequantize_checkpoint,
+)
 from nf4.torch import NF4Experts, NF4Linear  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
@@ -64,6 +68,8 @@ def test_experts_of_which_a_checkpoint_has_a_matrix_each(case, tmp_path):
         assert models.distance(found, wanted) < 2e-6
     with pytest.raises(nf4.InvalidArgument, match=r"experts.*to_dense"):
         model.save_pretrained(tmp_path / "s")
+    with pytest.raises(FormatError, match=r"experts\.0\.\w+_proj.*cannot become nf4.*--experts"):
+        convert_checkpoint(str(folder), str(tmp_path / "nf4"), "nf4")
 
 
 def _moe_of_matrices(folder: Path) -> transformers.PreTrainedModel:

@@ -102,6 +102,25 @@ def test_adapters_on_attention_and_experts_train_as_over_the_dense_model(tmp_pat
         model.merge_and_unload()
 
 
+def test_checkpointed_and_compiled(tmp_path):
+    """As Trainer and PEFT prepare a model: activations are computed again, with the same
+    gradients; a compiled model has the same logits."""
+    peft = pytest.importorskip("peft")
+    gpt_oss_models.write(tmp_path / "q")
+    gradients = []
+    for checkpointed in (False, True):
+        model = nf4.torch.load(tmp_path / "q")
+        peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointed)
+        model = _adapted(model)
+        model(input_ids=_tokens(), labels=_tokens()).loss.backward()
+        gradients.append([each.grad for each in model.parameters() if each.requires_grad])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    model = nf4.torch.load(tmp_path / "q")
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(_tokens()).logits, model(_tokens()).logits)
+
+
 def _bytes(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 

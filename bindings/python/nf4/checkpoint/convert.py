@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -36,11 +35,9 @@ from nf4.checkpoint.rules import (
     untied,
 )
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.stacks import Stack, is_stack, parameter_of
+from nf4.checkpoint.stacks import OF_AN_EXPERT, Stack, is_stack, parameter_of
 from nf4.checkpoint.steps import Copy, Dequantize, Quantize, QuantizeStack, Result, Step
 from nf4.checkpoint.weights import Survey, Weight
-
-_OF_AN_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def _quantize_step(
@@ -185,7 +182,7 @@ def _parameters(checkpoint: Checkpoint, found: Survey) -> tuple[dict[str, bool],
 def _experts_warnings(checkpoint: Checkpoint, found: Survey) -> list[str]:
     """Warns, if each expert has a matrix of its own, that transformers does not load these, or that
     this is unknown."""
-    if not any(map(_OF_AN_EXPERT.search, found.weights)) or not architectures(checkpoint.config):
+    if not any(map(OF_AN_EXPERT.search, found.weights)) or not architectures(checkpoint.config):
         return []
     rules, why = choose_rules(checkpoint.config, found)
     if rules.model is None:

@@ -25,7 +25,7 @@ from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import architectures, choose_rules, untied
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.stacks import is_stack
+from nf4.checkpoint.stacks import OF_AN_EXPERT, is_stack
 from nf4.checkpoint.steps import Copy, Result, Step
 from nf4.checkpoint.transaction import DirectoryTarget, FileTarget
 from nf4.checkpoint.weights import Survey, Weight
@@ -223,8 +223,14 @@ def _to_nf4(
     plans, made = [], {}
     for name, weight in found.weights.items():
         *experts, rows, cols = weight.shape
+        reason = None
         if experts and rows * cols % _BLOCKSIZE:
             reason = f"an expert has {rows * cols} elements, not a multiple of {_BLOCKSIZE}"
+        elif OF_AN_EXPERT.search(name):
+            reason = (
+                "each expert has a matrix of its own: nf4 dequantize, then nf4 quantize --experts"
+            )
+        if reason is not None:
             raise FormatError(weight.path, f"cannot become nf4: {reason}", name)
         state = State(NF4, _BLOCKSIZE, weight.dtype, weight.shape, NESTED_BLOCKSIZE)
         plans.append(Plan(name, state))

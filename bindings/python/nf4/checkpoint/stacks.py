@@ -9,6 +9,7 @@ the dense dimensions, named after the parameter with ".weight".
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,9 @@ from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Weight
+
+# In the name of an expert's own matrix.
+OF_AN_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import nf4
-from nf4 import _convert
 from nf4 import _paths as nf4_paths
 from nf4._versions import OLDEST_BITSANDBYTES
 from nf4.torch import _kernels, _private
@@ -28,9 +27,12 @@ _GEMM = (
 _DEQUANTIZE = ("A", "absmax", "blocksize", "quant_type", "shape", "dtype")
 
 
+FORMATS = ("nf4", "fp4")
+
+
 def takes(shape: Sequence[int], quant_type: str, nested_blocksize: int) -> bool:
     """Tells if gemm_4bit accepts such a weight. nested_blocksize is 0 if flat."""
-    known = quant_type in _convert.FORMATS and nested_blocksize in (0, NESTED_BLOCKSIZE)
+    known = quant_type in FORMATS and nested_blocksize in (0, NESTED_BLOCKSIZE)
     return known and len(shape) == 2
 
 
