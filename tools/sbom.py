@@ -3,7 +3,7 @@
     sbom.py WHEEL            adds or renews the list, and its line in RECORD
     sbom.py --check WHEEL    fails where the list or RECORD is not of the wheel's files
 
-It names each file with its hash, the compiler, and the CUDA runtime that the library has in it.
+It names each file with its hash, the compilers, and the CUDA runtime that the library has in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 # In the library: lib/meson.build writes it for nf4_build_info.
-_BUILD = re.compile(rb"compiler: (?P<compiler>[^\n\0]+)\n(?:[^\n\0]+\n)*?cuda: (?P<cuda>[^\n\0]+)")
+_BUILD = re.compile(
+    rb"compiler: (?P<compiler>[^\n\0]+)\n(?:[^\n\0]+\n)*?"
+    rb"cuda: (?P<nvcc>[^\n\0]+)(?:\ncuda_runtime: (?P<runtime>[^\n\0]+))?"
+)
 _LIBRARY = "nf4/lib/libnf4.so.0"
 
 
@@ -51,7 +54,7 @@ def list_of(files: dict[str, bytes]) -> bytes:
     build = _BUILD.search(files[one(files, _LIBRARY)])
     if build is None:
         raise ValueError(f"{_LIBRARY} does not say how it was built")
-    cuda = build["cuda"].decode()
+    compilers = {"compiler": build["compiler"], "nvcc": build["nvcc"]}
     main: dict[str, Any] = {
         "type": "library",
         "bom-ref": name,
@@ -59,7 +62,7 @@ def list_of(files: dict[str, bytes]) -> bytes:
         "version": version,
         "purl": f"pkg:pypi/{name}@{version}",
         "licenses": [{"expression": field(metadata, "License-Expression")}],
-        "properties": [{"name": "compiler", "value": build["compiler"].decode()}],
+        "properties": [{"name": each, "value": said.decode()} for each, said in compilers.items()],
         "components": [
             {
                 "type": "file",
@@ -70,15 +73,16 @@ def list_of(files: dict[str, bytes]) -> bytes:
             if not each.endswith((".dist-info/RECORD", ".cdx.json"))
         ],
     }
+    cuda = build["runtime"]
     runtime = {
         "type": "library",
         "bom-ref": "cuda-runtime",
         "name": "CUDA runtime, static",
-        "version": cuda,
+        "version": cuda and cuda.decode(),
         "supplier": {"name": "NVIDIA"},
         "licenses": [{"license": {"name": "NVIDIA CUDA Toolkit End User License Agreement"}}],
     }
-    linked = [] if cuda == "none" else [runtime]
+    linked = [runtime] if cuda else []
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

@@ -67,14 +67,16 @@ class Failure {
     set_fault({site_.function, site_.site, site_.nth, error_});
     const int device = current_device();
     const nf4_status status = call_.launch(stream_);
-    // The device's restoration is the last thing: what was enqueued is.
-    const bool restoring =
-        std::strcmp(site_.function, "cudaSetDevice") == 0 && current_device() != device;
+    // The device's restoration is the last thing: what was enqueued is. A context that is not
+    // popped stays current, too.
+    const bool moved = current_device() != device;
+    const bool restoring = std::strcmp(site_.function, "cudaSetDevice") == 0 && moved;
+    const bool popping = std::strcmp(site_.function, "cuCtxPopCurrent") == 0 && moved;
     if (restoring || (site_.optional && !is_sticky(error_)))
       check_success(status);
     else if (!site_.optional || status != NF4_STATUS_OK)
       check_failure(status);
-    if (!restoring && current_device() != device) complain("another device is current");
+    if (!restoring && !popping && moved) complain("another device is current");
     if (std::strcmp(site_.function, "cudaThreadExchangeStreamCaptureMode") != 0 &&
         capture_mode() != cudaStreamCaptureModeGlobal)
       complain("another capture mode");
@@ -181,6 +183,32 @@ TEST_CASE("a machine without a driver, and one that gets one", "[faults]") {
               found += call.text() + ": " + nf4_last_error() + "\n";
           return found;
         }) == "");
+}
+
+TEST_CASE("a driver that is too old is named", "[faults]") {
+  CHECK(in_child([] {
+          std::string found;
+          set_gpus({best_gpu()});
+          set_driver(11040);
+          for (const AbiCall &call : some_calls())
+            if (call.launch(nullptr) != NF4_STATUS_NO_DEVICE ||
+                std::string(nf4_last_error())
+                        .rfind("the CUDA driver is for CUDA 11.4; this libnf4 needs one for CUDA 1",
+                               0) != 0)
+              found += call.text() + ": " + nf4_last_error() + "\n";
+          return found;
+        }) == "");
+}
+
+// Which asks the stream's context for its device.
+TEST_CASE("a call of CUDA that fails with a driver of CUDA 12.2", "[faults]") {
+  set_gpus({kT4, best_gpu()});
+  set_driver(12020);
+  std::vector<AbiCall> list = some_calls({MemoryKind::kDevice, 1});
+  list.resize(6);
+  const size_t failures = fail_each_site(list, make_stream(1));
+  CHECK(failures > 300);
+  proved("cuda-faults", failures);
 }
 
 TEST_CASE("a GPU without kernels is refused", "[faults]") {

@@ -1,7 +1,10 @@
 // How launches use CUDA, on GPUs of all kinds, none of which is there: the caller's stream and
 // device, no call that waits or allocates, nothing that a GPU or a capture refuses.
+#include <cudaTypedefs.h>
+
 #include <atomic>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <thread>
 
@@ -123,22 +126,25 @@ TEST_CASE("the memory's device is used, and the current one stays", "[standin]")
   const std::vector<AbiCall> managed = some_calls({MemoryKind::kManaged});
   const std::vector<AbiCall> pinned = some_calls({MemoryKind::kPinned});
   for (const Gpu &other : gpus())
-    REQUIRE(in_child([&] {
-              set_gpus({other, best_gpu()});
-              const cudaStream_t of_0 = make_stream(0), of_1 = make_stream(1);
-              std::string found;
-              for (const AbiCall &call : of_device) {
-                found += complaints(call, of_1, 1);
-                found += captured(call, of_1, 1);
-                begin_capture(of_0);  // which is none of the launch's
-                found += complaints(call, of_1, 1);
-                if (!end_capture()) found += call.text() + ": ends another stream's capture\n";
-              }
-              for (const std::vector<AbiCall> *list : {&managed, &pinned})
-                for (const AbiCall &call : *list) found += complaints(call, of_1, 1);
-              return found;
-            }) == "");
-  proved("cuda-devices", gpus().size() * (3 * of_device.size() + managed.size() + pinned.size()));
+    for (const int driver : kDrivers)
+      REQUIRE(in_child([&] {
+                set_gpus({other, best_gpu()});
+                set_driver(driver);
+                const cudaStream_t of_0 = make_stream(0), of_1 = make_stream(1);
+                std::string found;
+                for (const AbiCall &call : of_device) {
+                  found += complaints(call, of_1, 1);
+                  found += captured(call, of_1, 1);
+                  begin_capture(of_0);  // which is none of the launch's
+                  found += complaints(call, of_1, 1);
+                  if (!end_capture()) found += call.text() + ": ends another stream's capture\n";
+                }
+                for (const std::vector<AbiCall> *list : {&managed, &pinned})
+                  for (const AbiCall &call : *list) found += complaints(call, of_1, 1);
+                return found;
+              }) == "");
+  proved("cuda-devices", std::size(kDrivers) * gpus().size() *
+                             (3 * of_device.size() + managed.size() + pinned.size()));
 }
 
 TEST_CASE("a stream of another device than the memory's is refused", "[standin]") {
@@ -151,6 +157,72 @@ TEST_CASE("a stream of another device than the memory's is refused", "[standin]"
               found += call.text() + "\n";
           return found;
         }) == "");
+}
+
+TEST_CASE("every driver from CUDA 12.0 on gets the same launches", "[standin]") {
+  for (const Gpu &gpu : gpus()) {
+    std::set<std::string> found;
+    for (const int driver : kDrivers)
+      found.insert(in_child([&] {
+        set_gpus({gpu});
+        set_driver(driver);
+        std::string wrong, launched;
+        for (const AbiCall &call : some_calls()) {
+          wrong += complaints_of_streams(call, make_stream());
+          launched += enqueued();
+        }
+        return wrong.empty() ? launched : "wrong: " + wrong;
+      }));
+    CHECK(found.size() == 1);
+    CHECK(found.begin()->rfind("wrong", 0) != 0);
+  }
+}
+
+// The driver's functions that the runtime calls for its own, as a runtime of CUDA 12.9 looks them
+// up. The types are those of NVIDIA's headers, by the version of CUDA that brought the function.
+TEST_CASE("the runtime's functions need no driver newer than CUDA 12.0", "[standin]") {
+  struct Row {
+    const char *function;
+    int since;
+  };
+#define NEEDS(function, version, name) \
+  Row { #function, (static_cast<void>(PFN_##name##_v##version{}), version) }
+  const Row rows[] = {
+      NEEDS(cudaDeviceGetAttribute, 2000, cuDeviceGetAttribute),
+      NEEDS(cudaDriverGetVersion, 2020, cuDriverGetVersion),
+      NEEDS(cudaFuncGetAttributes, 12000, cuKernelGetAttribute),
+      NEEDS(cudaFuncSetAttribute, 12000, cuKernelSetAttribute),
+      NEEDS(cudaGetDevice, 4000, cuCtxGetCurrent),
+      NEEDS(cudaGetDeviceCount, 2000, cuDeviceGetCount),
+      NEEDS(cudaGetDeviceProperties, 2000, cuDeviceGetAttribute),
+      NEEDS(cudaGetDriverEntryPointByVersion, 12000, cuGetProcAddress),
+      NEEDS(cudaLaunchKernelExC, 11060, cuLaunchKernelEx),
+      NEEDS(cudaOccupancyMaxActiveClusters, 11070, cuOccupancyMaxActiveClusters),
+      NEEDS(cudaSetDevice, 7000, cuDevicePrimaryCtxRetain),
+      NEEDS(cudaStreamIsCapturing, 10000, cuStreamIsCapturing),
+      NEEDS(cudaThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode),
+  };
+#undef NEEDS
+  std::set<std::string> known;
+  for (const Row &row : rows) {
+    CHECK(row.since <= kOldestDriver);
+    known.insert(row.function);
+  }
+  for (const Gpu &gpu : gpus())
+    CHECK(in_child([&] {
+            set_gpus({best_gpu(), gpu});
+            std::vector<AbiCall> list = some_calls({MemoryKind::kDevice, 1});
+            for (const AbiCall &query : queries()) list.push_back(query);
+            const cudaStream_t stream = make_stream(1);
+            for (const AbiCall &call : list) call.launch(stream);
+            std::string unknown;
+            for (const Call &call : calls()) {
+              const std::string function = call.function;
+              if (function.rfind("cuda", 0) == 0 && known.count(function) == 0)
+                unknown += function + "\n";
+            }
+            return calls().empty() ? "nothing is called" : unknown;
+          }) == "");
 }
 
 TEST_CASE("host memory is refused, but in a capture, which may have allocated it", "[standin]") {

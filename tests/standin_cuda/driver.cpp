@@ -1,5 +1,6 @@
 // The functions of the CUDA driver that libnf4 asks the runtime for.
 #include <cuda.h>
+#include <cudaTypedefs.h>
 
 #include <string>
 
@@ -93,11 +94,92 @@ CUresult tensor_map(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank,
   return CUDA_SUCCESS;
 }
 
+// Like cudaStreamGetDevice, it ends the capture of its stream, and in the strict modes that of
+// others.
+cudaError_t ask(Entry &entry, CUstream stream, int &device) {
+  entry.on_stream(stream);
+  if (entry.failed()) return entry.error();
+  Machine &m = machine();
+  m.end_strict_capture();
+  if (m.capturing == stream) m.capture_valid = false;
+  const auto found = m.stream_devices.find(stream);
+  if (found == m.stream_devices.end())
+    return entry.refuse(cudaErrorInvalidResourceHandle, "a default stream");
+  device = found->second;
+  return cudaSuccess;
+}
+
+CUresult stream_device(CUstream stream, CUdevice *device) {
+  Entry entry("cuStreamGetDevice", SITE);
+  return result(ask(entry, stream, *device));
+}
+
+// A device's context is the number of the device, from 1.
+CUresult stream_context(CUstream stream, CUcontext *context) {
+  Entry entry("cuStreamGetCtx", SITE);
+  int device = 0;
+  if (ask(entry, stream, device) == cudaSuccess)
+    *context = reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device) + 1);
+  return result(entry.error());
+}
+
+CUresult push_context(CUcontext context) {
+  Entry entry("cuCtxPushCurrent", SITE);
+  if (entry.failed()) return result(entry.error());
+  machine().pushed.push_back(machine().current);
+  machine().current = static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult pop_context(CUcontext *) {
+  Entry entry("cuCtxPopCurrent", SITE, Needs::kNothing);
+  if (entry.failed()) return result(entry.error());
+  if (machine().pushed.empty())
+    return result(entry.refuse(cudaErrorDeviceUninitialized, "no context was pushed"));
+  machine().current = machine().pushed.back();
+  machine().pushed.pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult context_device(CUdevice *device) {
+  Entry entry("cuCtxGetDevice", SITE);
+  if (!entry.failed()) *device = machine().current;
+  return result(entry.error());
+}
+
+// A function since a version of CUDA, of which NVIDIA's headers have a type.
+struct Row {
+  const char *name;
+  int since;
+  void *function;
+};
+template <class Type>
+constexpr int declared(int since) {
+  return since;
+}
+#define SINCE(version, name, function) \
+  Row { #name, declared<PFN_##name##_v##version>(version), reinterpret_cast<void *>(function) }
+const Row kRows[] = {
+    SINCE(2000, cuCtxGetDevice, context_device),
+    SINCE(4000, cuCtxPopCurrent, pop_context),
+    SINCE(4000, cuCtxPushCurrent, push_context),
+    SINCE(7000, cuPointerGetAttributes, pointer_attributes),
+    SINCE(9020, cuStreamGetCtx, stream_context),
+    SINCE(12000, cuCtxGetId, context_id),
+    SINCE(12000, cuTensorMapEncodeTiled, tensor_map),
+    SINCE(12080, cuStreamGetDevice, stream_device),
+};
+
 }  // namespace
 
-void *nf4::test::standin::driver_function(const std::string &name) {
-  if (name == "cuCtxGetId") return reinterpret_cast<void *>(context_id);
-  if (name == "cuPointerGetAttributes") return reinterpret_cast<void *>(pointer_attributes);
-  if (name == "cuTensorMapEncodeTiled") return reinterpret_cast<void *>(tensor_map);
-  return nullptr;
+const char *nf4::test::standin::driver_function(const std::string &name, int version,
+                                                void *&function) {
+  function = nullptr;
+  for (const Row &row : kRows) {
+    if (row.name != name) continue;
+    if (row.since > version) return "asked for before it was there";
+    if (row.since <= machine().driver) function = row.function;
+    return nullptr;
+  }
+  return "no stand-in for it";
 }

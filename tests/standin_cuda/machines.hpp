@@ -16,6 +16,9 @@ constexpr Gpu kH200{90, 132, 227 << 10};
 constexpr Gpu kB200{100, 148, 227 << 10};
 constexpr Gpu kRtx5090{120, 170, 99 << 10};
 
+// CUDA 12.0, 12.2, 12.8 and 13.0 came with drivers 525, 535, 570 and 580.
+constexpr int kDrivers[] = {kOldestDriver, 12020, 12080, kNewestDriver};
+
 // Those for which this build has kernels.
 inline std::vector<Gpu> gpus() {
   std::vector<Gpu> found;

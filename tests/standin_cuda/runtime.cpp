@@ -15,7 +15,6 @@ namespace {
 
 using Needs = Entry::Needs;
 
-constexpr int kDriverVersion = 13000;
 constexpr unsigned kMaxThreads = 1024, kMaxCluster = 8;
 
 std::map<const void *, std::string> &kernels() {
@@ -25,10 +24,6 @@ std::map<const void *, std::string> &kernels() {
 
 bool is_index(int device) {
   return device >= 0 && device < static_cast<int>(machine().gpus.size());
-}
-
-bool is_default(cudaStream_t stream) {
-  return stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
 }
 
 int device_of(cudaStream_t stream) {
@@ -79,16 +74,9 @@ std::string what_is_wrong(const cudaLaunchConfig_t &config, const void *kernel) 
   return {};
 }
 
-// What ends a capture that is not relaxed, wherever it is called.
-void end_strict_capture() {
-  Machine &m = machine();
-  if (m.capturing != nullptr && m.capture_mode != cudaStreamCaptureModeRelaxed)
-    m.capture_valid = false;
-}
-
 cudaError_t forbidden(const char *function, const void *site) {
   Entry entry(function, site);
-  end_strict_capture();
+  machine().end_strict_capture();
   return entry.refuse(cudaErrorNotSupported, "no launch may call it");
 }
 
@@ -127,7 +115,7 @@ cudaError_t cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, cudaStre
 
 cudaError_t cudaDriverGetVersion(int *version) {
   Entry entry("cudaDriverGetVersion", SITE, Needs::kNothing);
-  if (!entry.failed()) *version = machine().gpus.empty() ? 0 : kDriverVersion;
+  if (!entry.failed()) *version = machine().gpus.empty() ? 0 : machine().driver;
   return entry.error();
 }
 
@@ -135,7 +123,8 @@ cudaError_t cudaGetDeviceCount(int *count) {
   Entry entry("cudaGetDeviceCount", SITE, Needs::kNothing);
   if (entry.failed()) return entry.error();
   *count = static_cast<int>(machine().gpus.size());
-  return *count == 0 ? entry.fail(cudaErrorInsufficientDriver) : cudaSuccess;
+  const bool old = machine().driver < kOldestDriver;
+  return *count == 0 || old ? entry.fail(cudaErrorInsufficientDriver) : cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int *device) {
@@ -262,18 +251,6 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *
   return cudaSuccess;
 }
 
-// It ends the capture of its stream, and in the strict modes that of others.
-cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device) {
-  Entry entry("cudaStreamGetDevice", SITE);
-  entry.on_stream(stream);
-  if (entry.failed()) return entry.error();
-  end_strict_capture();
-  if (machine().capturing == stream) machine().capture_valid = false;
-  if (is_default(stream)) return entry.refuse(cudaErrorInvalidResourceHandle, "a default stream");
-  *device = device_of(stream);
-  return cudaSuccess;
-}
-
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
   Entry entry("cudaThreadExchangeStreamCaptureMode", SITE, Needs::kNothing);
   if (!entry.failed()) std::swap(*mode, machine().capture_mode);
@@ -300,15 +277,16 @@ const char *cudaGetErrorName(cudaError_t error) {
 }
 const char *cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **found, unsigned,
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **found, unsigned version,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult *result) {
   Entry entry("cudaGetDriverEntryPointByVersion", SITE, Needs::kNothing, name);
   if (entry.failed()) return entry.error();
-  *found = driver_function(name);
-  *result = *found == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
-  return *found != nullptr ? cudaSuccess
-                           : entry.refuse(cudaErrorSymbolNotFound, "no stand-in for it");
+  const char *const wrong = driver_function(name, static_cast<int>(version), *found);
+  *result = wrong != nullptr    ? cudaDriverEntryPointSymbolNotFound
+            : *found == nullptr ? cudaDriverEntryPointVersionNotSufficent
+                                : cudaDriverEntryPointSuccess;
+  return wrong == nullptr ? cudaSuccess : entry.refuse(cudaErrorSymbolNotFound, wrong);
 }
 
 // ---- What a library must not call --------------------------------------------------------------

@@ -21,6 +21,10 @@ struct Gpu {
 // The GPUs of this machine, device 0 first; none of their contexts, allocations and streams is
 // left, and nothing fails.
 void set_gpus(const std::vector<Gpu> &gpus);
+// The CUDA version of the driver, as cudaDriverGetVersion has it. The stand-in is of a runtime of
+// CUDA 12, whatever its headers are, and refuses older drivers. set_gpus installs the newest one.
+constexpr int kOldestDriver = 12000, kNewestDriver = 13000;
+void set_driver(int version);
 // All devices get other contexts, as after cudaDeviceReset: kernels lose their attributes.
 void reset_contexts();
 

@@ -39,6 +39,8 @@ void set_gpus(const std::vector<Gpu> &gpus) {
   machine().first_context = next;
 }
 
+void set_driver(int version) { machine().driver = version; }
+
 void set_yielding(bool yielding) { machine().yielding = yielding; }
 
 void reset_contexts() { machine().first_context += kMaxGpus; }

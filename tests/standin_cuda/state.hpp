@@ -12,7 +12,9 @@ constexpr int kDefaultSharedBytes = 48 << 10;  // without cudaFuncSetAttribute
 
 struct Machine {
   std::vector<Gpu> gpus;
+  int driver = kNewestDriver;
   int current = 0;
+  std::vector<int> pushed;  // devices that were current, under those of contexts on top
   unsigned long long first_context = 1;  // of device 0; others follow
   cudaError_t last_error = cudaSuccess;
   cudaError_t sticky = cudaSuccess;
@@ -31,6 +33,10 @@ struct Machine {
 
   unsigned long long context(int device) const { return first_context + device; }
   const Gpu &gpu() const { return gpus[current]; }
+  // What ends a capture that is not relaxed, wherever it is called.
+  void end_strict_capture() {
+    if (capturing != nullptr && capture_mode != cudaStreamCaptureModeRelaxed) capture_valid = false;
+  }
 };
 
 Machine &machine();
@@ -63,7 +69,8 @@ class Entry {
   cudaError_t result_ = cudaSuccess;
 };
 
-// What a driver function is found under, or NULL.
-void *driver_function(const std::string &name);
+// What the driver has under a name that was asked for as of a version, or NULL. Returns what is
+// wrong with the question, or NULL.
+const char *driver_function(const std::string &name, int version, void *&function);
 
 }  // namespace nf4::test::standin

@@ -20,10 +20,8 @@ DriverFunction<decltype(&cuCtxGetId)> get_context_id("cuCtxGetId", 12000);
 
 // A number that no other context of this process ever has; 0 if none is current.
 uint64_t current_context() {
-  decltype(&cuCtxGetId) get_id;
   unsigned long long id = 0;
-  if (get_context_id.find(get_id) != cudaSuccess || get_id(nullptr, &id) != CUDA_SUCCESS) return 0;
-  return id;
+  return get_context_id.call(nullptr, &id) == cudaSuccess ? id : 0;
 }
 
 struct DeviceSlot {
@@ -82,8 +80,13 @@ nf4_status fail_cuda(cudaError_t error, const char *call) {
       error == cudaErrorStubLibrary || error == cudaErrorSystemDriverMismatch)
     status = NF4_STATUS_NO_DEVICE;
   int driver = 0;
-  if (status == NF4_STATUS_NO_DEVICE && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
-    return fail(status, "no CUDA driver is installed");
+  if (status == NF4_STATUS_NO_DEVICE && cudaDriverGetVersion(&driver) == cudaSuccess) {
+    if (driver == 0) return fail(status, "no CUDA driver is installed");
+    if (driver / 1000 < CUDART_VERSION / 1000)
+      return fail(status,
+                  "the CUDA driver is for CUDA %d.%d; this libnf4 needs one for CUDA %d.0 or later",
+                  driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000);
+  }
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion)
     status = NF4_STATUS_UNSUPPORTED_DEVICE;
   return fail(status, "%s: %s (%s)", call, cudaGetErrorString(error), cudaGetErrorName(error));

@@ -7,7 +7,8 @@
 
 namespace nf4::cuda {
 
-// One function. A failure is not remembered: a driver may come to life later.
+// One function, since a version of CUDA. A failure is not remembered: a driver may come to life
+// later.
 template <class Function>
 class DriverFunction {
  public:
@@ -25,6 +26,14 @@ class DriverFunction {
     function = reinterpret_cast<Function>(found);
     known_.store(function, std::memory_order_relaxed);
     return cudaSuccess;
+  }
+
+  // Calls it. The numbers of the driver's errors are those of the runtime.
+  template <class... Args>
+  cudaError_t call(Args... args) {
+    Function function;
+    const cudaError_t error = find(function);
+    return error != cudaSuccess ? error : static_cast<cudaError_t>(function(args...));
   }
 
  private:

@@ -41,17 +41,13 @@ DriverFunction<decltype(&cuPointerGetAttributes)> pointer_get_attributes("cuPoin
 // Half the time of cudaPointerGetAttributes, which asks for more; it is asked of each operand
 // in every launch.
 cudaError_t find_memory(const void *address, Memory &memory) {
-  decltype(&cuPointerGetAttributes) get;
-  const cudaError_t error = pointer_get_attributes.find(get);
-  if (error != cudaSuccess) return error;
   CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
                                       CU_POINTER_ATTRIBUTE_IS_MANAGED,
                                       CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   void *values[] = {&memory.type, &memory.managed, &memory.device};
   memory = {};
-  // The numbers of the driver's errors are those of the runtime.
-  return static_cast<cudaError_t>(
-      get(3, attributes, values, reinterpret_cast<CUdeviceptr>(address)));
+  return pointer_get_attributes.call(3u, attributes, values,
+                                     reinterpret_cast<CUdeviceptr>(address));
 }
 
 // An operand, and the number of its product if there are several.
@@ -96,6 +92,37 @@ nf4_status look_at(const Operands &operands, int product, Located &found) {
   return NF4_STATUS_OK;
 }
 
+// The number of a device is its ordinal, to the driver as to the runtime. Headers of CUDA 12.8 and
+// later declare the function.
+using StreamGetDevice = CUresult (*)(CUstream stream, CUdevice *device);
+DriverFunction<StreamGetDevice> stream_get_device("cuStreamGetDevice", 12080);
+DriverFunction<CUresult (*)(CUstream, CUcontext *)> stream_get_context("cuStreamGetCtx", 9020);
+DriverFunction<CUresult (*)(CUcontext)> push_context("cuCtxPushCurrent", 4000);
+using PopContext = CUresult (*)(CUcontext *context);
+DriverFunction<PopContext> pop_context("cuCtxPopCurrent", 4000);
+DriverFunction<CUresult (*)(CUdevice *)> context_get_device("cuCtxGetDevice", 2000);
+
+// Drivers before CUDA 12.8 tell the device of the current context alone. What pops the context is
+// found before it is pushed.
+cudaError_t device_of_context(CUcontext context, CUdevice &device) {
+  PopContext pop;
+  cudaError_t error = pop_context.find(pop);
+  if (error == cudaSuccess) error = push_context.call(context);
+  if (error != cudaSuccess) return error;
+  error = context_get_device.call(&device);
+  CUcontext popped;
+  const auto restored = static_cast<cudaError_t>(pop(&popped));
+  return error != cudaSuccess ? error : restored;
+}
+
+cudaError_t ask_stream(cudaStream_t stream, int &device) {
+  cudaError_t error = stream_get_device.call(stream, &device);
+  if (error != cudaErrorSymbolNotFound) return error;
+  CUcontext context;
+  error = stream_get_context.call(stream, &context);
+  return error != cudaSuccess ? error : device_of_context(context, device);
+}
+
 // The device of a stream, as far as it can be told without harm: the question ends a
 // capture of that stream. Where there is one device, there is nothing to ask.
 cudaError_t device_of_stream(cudaStream_t stream, int devices, int &index) {
@@ -108,7 +135,7 @@ cudaError_t device_of_stream(cudaStream_t stream, int devices, int &index) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   error = cudaThreadExchangeStreamCaptureMode(&mode);
   if (error != cudaSuccess) return error;
-  error = cudaStreamGetDevice(stream, &index);
+  error = ask_stream(stream, index);
   const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
   return error != cudaSuccess ? error : restored;
 }

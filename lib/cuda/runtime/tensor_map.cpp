@@ -21,9 +21,6 @@ struct Boxes {
 };
 
 cudaError_t encode(const ByteMatrix &matrix, int64_t pitch, const Boxes &boxes, TensorMap &map) {
-  decltype(&cuTensorMapEncodeTiled) encode_map;
-  const cudaError_t error = encode_tiled.find(encode_map);
-  if (error != cudaSuccess) return error;
   CUtensorMap encoded;
   static_assert(sizeof encoded == sizeof map);
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(boxes.row_elements),
@@ -32,13 +29,12 @@ cudaError_t encode(const ByteMatrix &matrix, int64_t pitch, const Boxes &boxes, 
   const cuuint32_t box[] = {static_cast<cuuint32_t>(boxes.box_elements),
                             static_cast<cuuint32_t>(boxes.box_rows)};
   const cuuint32_t element_strides[] = {1, 1};
-  // The numbers of the driver's errors are those of the runtime.
-  const auto status = static_cast<cudaError_t>(
-      encode_map(&encoded, boxes.type, 2, const_cast<void *>(matrix.address), sizes, strides, box,
-                 element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, boxes.swizzle,
-                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
-  std::memcpy(&map, &encoded, sizeof map);
-  return status;
+  const cudaError_t error =
+      encode_tiled.call(&encoded, boxes.type, 2u, const_cast<void *>(matrix.address), sizes,
+                        strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, boxes.swizzle,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (error == cudaSuccess) std::memcpy(&map, &encoded, sizeof map);
+  return error;
 }
 
 }  // namespace

@@ -258,8 +258,10 @@ def test_doctor_reports_the_library(capsys):
     assert text.splitlines()[-1].startswith("usable")
 
 
-def test_doctor_shows_a_gpu(monkeypatch, capsys):
+def test_doctor_shows_a_gpu(monkeypatch, tmp_path, capsys):
     """What a machine with two GPUs, one too old, would be told."""
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Module  590.44.01  Mar 5")
+    monkeypatch.setattr(doctor, "_DRIVER_FILE", tmp_path / "version")
 
     def device(index: int) -> nf4.Device:
         return nf4.Device(
@@ -286,13 +288,20 @@ def test_doctor_shows_a_gpu(monkeypatch, capsys):
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "GPU 0      NVIDIA H200, sm_90, 132 multiprocessors, 150.0 GB" in text
-    assert "driver CUDA 13.1, runtime CUDA 13.0" in text
+    assert (
+        "driver 590.44.01 for CUDA 13.1; this libnf4 has the runtime of CUDA 13.0, for drivers "
+        "from 580.65.06 on"
+    ) in text
     assert "kernels sm90" in text
     assert (
         "products: NF4 and FP4 by libnf4's kernels; integers by libnf4's kernels up to 16 rows of "
         "x, then dequantize and a dense product"
     ) in text
     assert "these ways are timed on GPUs of this kind" in text
+    older = {"driver": "", "driver_version": 12020, "runtime_version": 12090}
+    said = doctor._gpu_lines({**doctor._gpus(device(0))[0], **older})[1].strip()
+    assert said.startswith("driver for CUDA 12.2; this libnf4 has the runtime of CUDA 12.9")
+    assert said.endswith("for drivers from 525.60.13 on")
     presumed = doctor._gpu_lines(
         {**doctor._gpus(device(0))[0], "timed": False, "fused_rows": {"nf4": 0, "int4": 16}}
     )
@@ -331,7 +340,7 @@ def test_doctor_names_the_driver_that_is_wanted(proc, monkeypatch, tmp_path, cap
 
 OLD_DRIVER = """
 int cuInit(unsigned flags) { return (int)flags; }
-int cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+int cuDriverGetVersion(int *version) { *version = 11040; return 0; }
 """
 
 
@@ -339,12 +348,14 @@ def test_doctor_beside_a_driver_that_is_too_old(tmp_path):
     """A stand-in for the driver's library, in a process that finds it first."""
     if nf4.build_info()["cuda"] == "none":
         pytest.skip("this libnf4 was built without CUDA")
+    cuda = nf4.build_info()["cuda_runtime"].partition(".")[0]
     (tmp_path / "driver.c").write_text(OLD_DRIVER)
     compile_c(tmp_path / "driver.c", tmp_path / "libcuda.so.1", "-shared", "-fPIC")
     lines = """
         import nf4, numpy
         from nf4.cli import main
         assert main(["doctor"]) == 0
+        assert nf4.device_info(0).reason.startswith("the CUDA driver is for CUDA 11.4; this libnf4")
         q = nf4.quantize(numpy.ones((2, 64), "float32"))
         assert (nf4.dequantize(q) == 1).all()
     """
@@ -353,7 +364,8 @@ def test_doctor_beside_a_driver_that_is_too_old(tmp_path):
     text = subprocess.run(
         program, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=True
     ).stdout
-    assert "is for CUDA 12.4; this libnf4 needs one for CUDA 13.0, which is 580.65.06" in text
+    needed = f"CUDA {cuda}.0, which is {doctor._DRIVERS[int(cuda)]} or later"
+    assert f"is for CUDA 11.4; this libnf4 needs one for {needed}" in text
     assert text.splitlines()[-1].startswith("usable     host memory by")
 
 

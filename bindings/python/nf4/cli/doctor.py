@@ -72,7 +72,7 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
     if first.device_count == 0:
         return []
     found = [first, *(nf4.device_info(index) for index in range(1, first.device_count))]
-    alone = not any(device.usable for device in found)
+    alone, driver = not any(device.usable for device in found), _installed_driver()
     return [
         {
             "index": device.index,
@@ -82,6 +82,7 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
             "compute_capability": ".".join(map(str, device.compute_capability)),
             "multiprocessors": device.multiprocessors,
             "memory_bytes": device.memory_bytes,
+            "driver": driver,
             "driver_version": device.driver_version,
             "runtime_version": device.runtime_version,
             "kernels": device.dequant_variant,
@@ -180,8 +181,7 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
     lines = [
         f"GPU {gpu['index']}      {gpu['name']}, sm_{gpu['compute_capability'].replace('.', '')}, "
         f"{gpu['multiprocessors']} multiprocessors, {size_text(gpu['memory_bytes'])}",
-        f"           driver {_cuda_version(gpu['driver_version'])}, "
-        f"runtime {_cuda_version(gpu['runtime_version'])}",
+        f"           {_driver_text(gpu)}",
     ]
     if not gpu["usable"]:
         return [*lines, f"           not used: {gpu['reason']}"]
@@ -196,6 +196,17 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
         f"           products: {ways}",
         f"           these ways are {known} on GPUs of this kind",
     ]
+
+
+def _driver_text(gpu: dict[str, Any]) -> str:
+    """Names the driver, its CUDA version, and the drivers that run this libnf4."""
+    name = " ".join(["driver", *gpu["driver"].split()])
+    runtime = gpu["runtime_version"]
+    first = _DRIVERS.get(runtime // 1000, "newer")
+    return (
+        f"{name} for {_cuda_version(gpu['driver_version'])}; this libnf4 has the runtime of "
+        f"{_cuda_version(runtime)}, for drivers from {first} on"
+    )
 
 
 def _way(least: int, most: int | None) -> str:
