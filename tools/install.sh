@@ -109,7 +109,7 @@ pip_install() {
 # All that ./dev may install, one a line.
 all_requirements() {
   pyproject requires dependencies plot test
-  python "$PACKAGE/build_backend/nf4_build.py" requirements
+  python "$PACKAGE/build_backend/nf4_build.py" all
   printf '%s\n' "${INTEROP_PACKAGES[@]}" "${FORMAT_PACKAGES[@]}" "${PACKAGING_PACKAGES[@]}" \
     "${DOCS_PACKAGES[@]}" "${BINDGEN_PACKAGES[@]}" "${DISASSEMBLER_PACKAGES[@]}" "${CATCH2_PACKAGES[@]}" \
     "${CMAKE_PACKAGES[@]}" "${SANITIZER_PACKAGES[@]}" "${MODEL_PACKAGES[@]}" "${LANGUAGE_MODEL_PACKAGES[@]}" \
@@ -150,19 +150,18 @@ wants_cuda() {
   ! grep -qs '^cuda = disabled' "$BUILD/meson-private/cmd_line.txt"
 }
 
-# Puts nvcc on PATH, where Meson looks for it: the user's own, else that of the wheels. Sets
-# HAVE_CUDA to whether there is one for this machine.
+# Puts nvcc on PATH, where Meson looks for it: the user's own, else that of the wheels, or for drivers of CUDA 12
+# (NF4_CUDA_DRIVER=12) that of a toolkit composed of them. Sets HAVE_CUDA to whether there is one for this machine.
 cuda_compiler() {
   local backend=$PACKAGE/build_backend/nf4_build.py wheels variables
   HAVE_CUDA=yes
-  if [ -z "${CUDACXX:-}" ] && ! have nvcc; then
-    wheels=$(python "$backend" requirements)
-    if [ -z "$wheels" ]; then
-      HAVE_CUDA=''
-      return
-    fi
+  wheels=$(python "$backend" requirements)
+  if [ -n "$wheels" ]; then
     mapfile -t wheels <<<"$wheels"
     install 'the CUDA compiler' "${wheels[@]}"
+  elif [ -z "${CUDACXX:-}" ] && ! have nvcc; then
+    HAVE_CUDA=''
+    return
   fi
   variables=$(python "$backend")
   eval "$variables"

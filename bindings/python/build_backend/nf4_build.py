@@ -1,10 +1,13 @@
 """The build backend for pip: meson-python, and nvcc from wheels.
 
 A build uses the nvcc of CUDACXX or PATH. Where there is none, nvcc's wheels are build
-requirements. NF4_CUDA=0 in the environment builds for the CPU alone.
+requirements. NF4_CUDA=0 in the environment builds for the CPU alone. NF4_CUDA_DRIVER=12 builds for
+drivers of CUDA 12 and later: with an nvcc of CUDA 13, ptxas and the runtime are those of more
+wheels (nf4_toolkit.py). NF4_CUDA_RUNTIME then names a folder with another machine's runtime.
 
     python nf4_build.py               shell lines that set up the nvcc of installed wheels
-    python nf4_build.py requirements  the wheels; nothing where the machine has none
+    python nf4_build.py requirements  the wheels that such a build needs beside the installed nvcc
+    python nf4_build.py all           the wheels that any build may need
 """
 
 from __future__ import annotations
@@ -12,18 +15,24 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
+
+import nf4_toolkit
 
 # nvcc does not require the last one, whose headers it needs.
 CUDA_WHEELS = [
     f"nvidia-{part}==13.0.*"
     for part in ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime", "cuda-cccl")
 ]
+# The last of CUDA 12, which know every architecture.
+CUDA_12_WHEELS = ["nvidia-cuda-nvcc-cu12==12.9.*", "nvidia-cuda-runtime-cu12==12.9.*"]
 _HAVE_WHEELS = ("Linux-x86_64", "Linux-aarch64")
 # Those that Meson tries.
 _CPP_COMPILERS = ("c++", "g++", "clang++", "nvc++", "pgc++", "icpc", "icpx")
@@ -31,6 +40,15 @@ _CPP_COMPILERS = ("c++", "g++", "clang++", "nvc++", "pgc++", "icpc", "icpx")
 
 def cuda_wanted() -> bool:
     return os.environ.get("NF4_CUDA", "1") != "0"
+
+
+def for_cuda_12() -> bool:
+    """Whether drivers of CUDA 12 are to load the library. Raises SystemExit for a value of the
+    variable without a meaning."""
+    driver = os.environ.get("NF4_CUDA_DRIVER", "13")
+    if driver not in ("12", "13"):
+        raise SystemExit(f"libnf4: NF4_CUDA_DRIVER is {driver}, which is neither 12 nor 13")
+    return driver == "12"
 
 
 def system_nvcc() -> str | None:
@@ -43,16 +61,56 @@ def system_nvcc() -> str | None:
     return found
 
 
+def _installed(part: str, file: str) -> Path | None:
+    """The folder of a part of NVIDIA's wheels, by a file in it."""
+    spec = importlib.util.find_spec("nvidia") and importlib.util.find_spec(f"nvidia.{part}")
+    roots = [Path(each) for each in spec.submodule_search_locations or []] if spec else []
+    return next((root for root in roots if (root / file).exists()), None)
+
+
 def wheel_root() -> Path | None:
     """Where the wheels installed nvcc for this Python."""
-    spec = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cu13")
-    roots = [Path(each) for each in spec.submodule_search_locations or []] if spec else []
-    return next((root for root in roots if (root / "bin" / "nvcc").exists()), None)
+    return _installed("cu13", "bin/nvcc")
 
 
 def available_wheels() -> list[str]:
-    """CUDA_WHEELS; nothing on a machine that has none."""
-    return CUDA_WHEELS if f"{platform.system()}-{platform.machine()}" in _HAVE_WHEELS else []
+    """The wheels that a build may need; nothing on a machine that has none."""
+    have = f"{platform.system()}-{platform.machine()}" in _HAVE_WHEELS
+    return [*CUDA_WHEELS, *CUDA_12_WHEELS] if have else []
+
+
+def required_wheels() -> list[str]:
+    """Those that this build needs beside the installed nvcc."""
+    nvcc = system_nvcc()
+    needed = [] if nvcc else CUDA_WHEELS
+    if for_cuda_12() and (nvcc is None or _major_version(nvcc) > 12):
+        needed = [*needed, *CUDA_12_WHEELS]
+    return [each for each in available_wheels() if each in needed]
+
+
+def _major_version(nvcc: str) -> int:
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"release (\d+)\.", said)
+    if found is None:
+        raise SystemExit(f"libnf4: {nvcc} --version does not say which CUDA it is of")
+    return int(found[1])
+
+
+def _toolkit(nvcc: str) -> str:
+    """The nvcc for drivers of CUDA 12: this one, or that of a toolkit composed with it."""
+    if _major_version(nvcc) <= 12:
+        return nvcc
+    assembler = _installed("cuda_nvcc", "bin/ptxas")
+    given = os.environ.get("NF4_CUDA_RUNTIME")
+    runtime = Path(given) if given else _installed("cuda_runtime", "lib/libcudart_static.a")
+    if assembler is None or runtime is None:
+        raise SystemExit(f"libnf4: NF4_CUDA_DRIVER=12 needs {' and '.join(CUDA_12_WHEELS)}")
+    root = Path(nvcc).resolve().parents[1]
+    folder = assembler.parents[1] / "nf4_toolkit"
+    if root.parent == folder.resolve():  # composed before
+        return nvcc
+    composed = nf4_toolkit.compose(folder, root, assembler / "bin" / "ptxas", runtime)
+    return str(composed / "bin" / "nvcc")
 
 
 def cuda_environment() -> dict[str, str]:
@@ -60,10 +118,11 @@ def cuda_environment() -> dict[str, str]:
     libraries are in lib, where nvcc does not look. The host compiler, which links for it, finds
     them by LIBRARY_PATH; nvcc's flags cannot name a folder with a space."""
     path = os.environ.get("PATH", os.defpath)
-    nvcc = system_nvcc()
+    nvcc, root = system_nvcc(), wheel_root()
+    if for_cuda_12() and (nvcc or root):
+        nvcc = _toolkit(nvcc or str(root / "bin" / "nvcc"))
     if nvcc:
         return {"PATH": f"{Path(nvcc).absolute().parent}{os.pathsep}{path}"}
-    root = wheel_root()
     if root is None:
         return {}
     # An empty entry would be the working directory.
@@ -125,9 +184,7 @@ def get_requires_for_build_wheel(config_settings: dict[str, Any] | None = None) 
     import mesonpy
 
     requirements = mesonpy.get_requires_for_build_wheel(config_settings)
-    if cuda_wanted() and not system_nvcc():
-        requirements = [*requirements, *available_wheels()]
-    return requirements
+    return [*requirements, *(required_wheels() if cuda_wanted() else [])]
 
 
 def build_wheel(
@@ -152,11 +209,11 @@ def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = N
 
 
 def main() -> int:
-    if sys.argv[1:] == ["requirements"]:
-        for wheel in available_wheels():
-            print(wheel)
-        return 0
     try:
+        if sys.argv[1:] in (["requirements"], ["all"]):
+            wheels = available_wheels() if sys.argv[1] == "all" else required_wheels()
+            print(*wheels, sep="\n", end="\n" if wheels else "")
+            return 0
         environment = cuda_environment()
     except FileNotFoundError as error:
         print(f"nf4_build: {error}", file=sys.stderr)

@@ -16,10 +16,11 @@ PATH = os.environ["PATH"]
 @pytest.fixture
 def backend(monkeypatch):
     """The backend where there is no nvcc and no CUDA variable."""
+    monkeypatch.syspath_prepend(SOURCE.parent)
     spec = importlib.util.spec_from_file_location("nf4_build", SOURCE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in ("CUDACXX", "NF4_CUDA", "LIBRARY_PATH"):
+    for name in ("CUDACXX", "NF4_CUDA", "LIBRARY_PATH", "NF4_CUDA_DRIVER", "NF4_CUDA_RUNTIME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CXX", "c++")
@@ -27,9 +28,9 @@ def backend(monkeypatch):
     return module
 
 
-def make_executable(path):
+def make_executable(path, text=""):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n")
+    path.write_text(f"#!/bin/sh\n{text}")
     path.chmod(0o755)
     return path
 
@@ -246,6 +247,79 @@ def test_requirements(backend, monkeypatch, tmp_path):
     assert not set(wheels) & set(backend.get_requires_for_build_wheel())
 
 
+def nvcc_of(folder, release):
+    return make_executable(folder / "bin" / "nvcc", f"echo 'Cuda compilation tools, {release}'\n")
+
+
+@pytest.fixture
+def wheels_of_cuda_12(backend, monkeypatch, tmp_path):
+    """NF4_CUDA_DRIVER=12, the installed wheels, and what a toolkit is composed of, in a list."""
+    composed = []
+    folders = {"cuda_nvcc": tmp_path / "nvidia/cuda_nvcc", "cuda_runtime": tmp_path / "runtime"}
+    monkeypatch.setenv("NF4_CUDA_DRIVER", "12")
+    monkeypatch.setattr(backend, "_installed", lambda part, file: folders.get(part))
+
+    def compose(*parts):
+        composed.append(parts)
+        return tmp_path / "nf4_toolkit" / "cuda12-0"
+
+    monkeypatch.setattr(backend.nf4_toolkit, "compose", compose)
+    return composed
+
+
+@pytest.mark.parametrize("where", ["PATH", "wheels"])
+def test_a_toolkit_for_drivers_of_cuda_12(backend, monkeypatch, tmp_path, where, wheels_of_cuda_12):
+    nvcc = nvcc_of(tmp_path / "13", "release 13.0, V13.0.88")
+    monkeypatch.setattr(backend, "wheel_root", lambda: tmp_path / "13")
+    if where == "PATH":
+        monkeypatch.setattr(backend, "wheel_root", lambda: None)
+        monkeypatch.setenv("PATH", str(nvcc.parent))
+    path = os.environ["PATH"]
+    folder = tmp_path / "nf4_toolkit"
+    expected = {"PATH": f"{folder / 'cuda12-0' / 'bin'}:{path}"}
+    assert backend.cuda_environment() == expected
+    assembler = tmp_path / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
+    assert wheels_of_cuda_12 == [(folder, tmp_path / "13", assembler, tmp_path / "runtime")]
+    monkeypatch.setenv("NF4_CUDA_RUNTIME", "/of/arm")
+    backend.cuda_environment()
+    assert str(wheels_of_cuda_12[1][3]) == "/of/arm"
+
+
+@pytest.mark.parametrize("folder", ["12", "nf4_toolkit/cuda12-1"])
+def test_an_nvcc_that_is_for_drivers_of_cuda_12(
+    backend, monkeypatch, tmp_path, folder, wheels_of_cuda_12
+):
+    """The user's own, or one that was composed before."""
+    nvcc = nvcc_of(tmp_path / folder, f"release {13 if '/' in folder else 12}.9, V1")
+    monkeypatch.setenv("PATH", str(nvcc.parent))
+    assert backend.cuda_environment() == {"PATH": f"{nvcc.parent}:{nvcc.parent}"}
+    assert wheels_of_cuda_12 == []
+
+
+def test_the_wheels_of_cuda_12_are_not_there(backend, monkeypatch, tmp_path):
+    monkeypatch.setenv("NF4_CUDA_DRIVER", "12")
+    nvcc_of(tmp_path, "release 13.0")
+    monkeypatch.setattr(backend, "wheel_root", lambda: tmp_path)
+    monkeypatch.setattr(backend, "_installed", lambda part, file: None)
+    with pytest.raises(SystemExit, match="NF4_CUDA_DRIVER=12 needs nvidia-cuda-nvcc-cu12==12"):
+        backend.cuda_environment()
+    monkeypatch.setenv("NF4_CUDA_DRIVER", "11")
+    with pytest.raises(SystemExit, match="NF4_CUDA_DRIVER is 11, which is neither 12 nor 13"):
+        backend.cuda_environment()
+
+
+def test_requirements_for_drivers_of_cuda_12(backend, monkeypatch, tmp_path):
+    monkeypatch.setattr(backend.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(backend.platform, "machine", lambda: "x86_64")
+    monkeypatch.setenv("NF4_CUDA_DRIVER", "12")
+    assert backend.required_wheels() == [*backend.CUDA_WHEELS, *backend.CUDA_12_WHEELS]
+    for release, wheels in (("13.0", backend.CUDA_12_WHEELS), ("12.8", [])):
+        monkeypatch.setenv("PATH", str(nvcc_of(tmp_path, f"release {release}, V1").parent))
+        assert backend.required_wheels() == wheels
+    monkeypatch.setenv("NF4_CUDA_DRIVER", "13")
+    assert backend.required_wheels() == []
+
+
 def test_the_environment_as_shell_lines(tmp_path):
     nvcc = make_executable(tmp_path / "with space" / "nvcc")
     script = f'eval "$({sys.executable} {SOURCE})" && command -v nvcc'
@@ -273,10 +347,11 @@ def test_libraries_of_the_wheels_link_from_a_folder_with_a_space(backend, monkey
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64", "riscv64"])
-def test_the_requirements_as_lines(backend, monkeypatch, capsys, machine):
+@pytest.mark.parametrize("which", ["requirements", "all"])
+def test_the_requirements_as_lines(backend, monkeypatch, capsys, machine, which):
     monkeypatch.setattr(backend.platform, "system", lambda: "Linux")
     monkeypatch.setattr(backend.platform, "machine", lambda: machine)
-    monkeypatch.setattr(sys, "argv", ["nf4_build.py", "requirements"])
+    monkeypatch.setattr(sys, "argv", ["nf4_build.py", which])
     assert backend.main() == 0
-    wanted = [] if machine == "riscv64" else backend.CUDA_WHEELS
-    assert capsys.readouterr().out.split() == wanted
+    wanted = [*backend.CUDA_WHEELS, *(backend.CUDA_12_WHEELS if which == "all" else [])]
+    assert capsys.readouterr().out.split() == ([] if machine == "riscv64" else wanted)
