@@ -1,5 +1,5 @@
-# The CPU tests for 64-bit Arm, under emulation: a step of ./dev test, and one of ./dev nightly. Read by
-# ./dev, as install.sh is.
+# The CPU tests for 64-bit Arm, under emulation: a step of ./dev test, and one of ./dev nightly. The CUDA runtime of its
+# wheel. Read by ./dev, as install.sh is.
 # shellcheck shell=bash disable=SC2154
 
 readonly BUILD_ARM=$ROOT/build-arm ARM_PACKAGES=(g++-aarch64-linux-gnu qemu-user)
@@ -12,6 +12,22 @@ arm_problem() {
   have_arm || apt_install --no-install-recommends "${ARM_PACKAGES[@]}" || true
   have_arm ||
     echo "no aarch64-linux-gnu-g++ or no qemu-aarch64 (apt install ${ARM_PACKAGES[*]})"
+}
+
+# arm_cuda_runtime: fetches the runtime of CUDA 12 for 64-bit Arm, whatever this machine is, and sets NF4_CUDA_RUNTIME,
+# by which the build backend composes a toolkit.
+arm_cuda_runtime() {
+  local folder=$CACHE/cuda12-arm wheel='nvidia-cuda-runtime-cu12==12.9.*' pins
+  pins=$(python tools/pins.py --no-deps "$wheel") || die "$wheel is not pinned for this Python"
+  if [ "$(cat "$folder/pins" 2>/dev/null)" != "$pins" ]; then
+    say "fetching the CUDA runtime for 64-bit Arm: $wheel"
+    rm -rf "$folder" && mkdir -p "$folder"
+    python -m pip download -q --no-deps --only-binary=:all: --platform manylinux2014_aarch64 --require-hashes \
+      -r <(echo "$pins") -d "$folder" >&2 || die "pip could not download $wheel; what it said is above"
+    python -m zipfile -e "$folder"/*.whl "$folder"
+    echo "$pins" >"$folder/pins"
+  fi
+  export NF4_CUDA_RUNTIME=$folder/nvidia/cuda_runtime
 }
 
 # build_arm TARGET: at -O1, which compiles in half the time; what is tested are the same instructions.

@@ -6,10 +6,15 @@ readonly DIST=$ROOT/dist WHEEL_MOST=$((20 * 1000 * 1000))
 # The version, which meson.build has; tests compare that of nf4.h and of Cargo.toml with it.
 version() { sed -n "s/^  version: '\(.*\)',\$/\1/p" meson.build; }
 
+# For drivers of CUDA 12. sm_89 runs the machine code of sm_86, to which that of its own is equal to the byte. Arm
+# machines have an A100, Orin (87, by 86), Grace, Thor (110, by PTX) or GB10 (121, by 120).
+readonly ARCHS_12=75-ptx,75,80,86,90,100,120 ARM_ARCHS_12=80-ptx,80,86,90,100,120
+
 # wheel [--cpu|--arm] [-D...]: an sdist of what is committed, and a wheel from it, into dist/. The wheel
-# runs where glibc is that of this machine or later, on Python 3.10 and later.
+# runs where glibc is that of this machine or later, on Python 3.10 and later. With NF4_CUDA_DRIVER=12 drivers of CUDA 12
+# load it, and that for Arm has CUDA.
 wheel() {
-  local cuda=1 option config=() host=() strip=(--strip) built=$CACHE/wheel file problem
+  local cuda=1 option config=() options=() host=() strip=(--strip) built=$CACHE/wheel driver=${NF4_CUDA_DRIVER:-13} file problem
   for option; do
     case $option in
       --cpu) cuda=0 ;;
@@ -18,11 +23,12 @@ wheel() {
         [ -z "$problem" ] || die "$problem"
         count_proofs wheel
         # Stripped by the linker: auditwheel would run this machine's strip, which does not know Arm.
-        cuda=0 host=(_PYTHON_HOST_PLATFORM=linux-aarch64) strip=()
+        host=(_PYTHON_HOST_PLATFORM=linux-aarch64) strip=()
         config+=("--cross-file=$ROOT/packaging/aarch64.ini" -Dc_link_args=-s -Dcpp_link_args=-s
           "-Dc_args=-I$built/headers" "-Dcpp_args=-I$built/headers")
+        [ "$driver" = 12 ] || cuda=0
         ;;
-      -D*) config+=("$option") ;;
+      -D*) options+=("$option") ;;
       *) die "wheel takes --cpu, --arm and options of Meson (-D...), not '$option'" ;;
     esac
   done
@@ -30,10 +36,17 @@ wheel() {
   install_lists 'the build tools' requires
   install 'the packaging tools' "${PACKAGING_PACKAGES[@]}"
   if [ "$cuda" = 1 ]; then
+    if [ "$driver" = 12 ] && [ ${#host[@]} = 0 ]; then
+      config+=("-Dgpu_archs=$ARCHS_12")
+    elif [ "$driver" = 12 ]; then
+      arm_cuda_runtime
+      config+=("-Dgpu_archs=$ARM_ARCHS_12")
+    else
+      # A third less to download; every driver that runs CUDA 13 unpacks it.
+      config+=(-Dcuda_args=--compress-mode=size)
+    fi
     cuda_compiler
     [ -n "$HAVE_CUDA" ] || die 'no nvcc for this machine; ./dev wheel --cpu makes a wheel for the CPU alone'
-    # A third less to download; every driver that runs CUDA 13 unpacks it.
-    config+=(-Dcuda_args=--compress-mode=size)
     say 'compiling CUDA kernels: about 6 minutes on two cores'
   fi
   rm -rf "$built" "$DIST" && mkdir -p "$built/source" "$built/headers" "$DIST"
@@ -47,7 +60,7 @@ wheel() {
   tar -xf "$DIST/libnf4-$(version).tar.gz" -C "$built/source" --strip-components=1
   (cd "$built/source" && env "${host[@]}" NF4_CUDA=$cuda PYTHONPATH=bindings/python/build_backend python -c \
     'import nf4_build, sys; nf4_build.build_wheel(sys.argv[1], {"setup-args": sys.argv[2:]})' \
-    "$built" "${config[@]}") >"$built/log" 2>&1 ||
+    "$built" "${config[@]}" "${options[@]}") >"$built/log" 2>&1 ||
     { cat "$built/log" >&2 && die 'cannot make the wheel; what it said is above'; }
   # The extension module keeps to the stable ABI of 3.10; the build backend names its own Python.
   python -m wheel tags --remove --python-tag cp310 "$built"/*.whl >/dev/null
@@ -57,6 +70,11 @@ wheel() {
   python tools/sbom.py "$file"
   say "$file: $(($(stat -c %s "$file") / 1000)) kB"
   [ "$(stat -c %s "$file")" -le "$WHEEL_MOST" ] || die "a wheel is to have at most $WHEEL_MOST bytes"
+  if [ "$cuda" = 1 ]; then
+    python -m zipfile -e "$file" "$built/wheel"
+    python tools/cuda_images.py "$built/wheel/nf4/lib/libnf4.so.0" --driver "$driver.0" >&2 ||
+      die 'a driver that the wheel is for does not load all of its GPU code'
+  fi
   [ ${#host[@]} = 0 ] || bash tests/packaging/wheel_arm.sh "$CACHE/wheel-arm" "$file" >&2 || die 'the wheel does not work'
 }
 
