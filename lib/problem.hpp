@@ -32,7 +32,7 @@ struct Weight {
   const float *codebook;  // NULL: the format's own codebook
 
   bool nested() const { return nested_blocksize_log2 >= 0; }
-  bool has_scale_bytes() const { return scale_bytes != ScaleBytes::kNone; }
+  constexpr bool has_scale_bytes() const { return scale_bytes != ScaleBytes::kNone; }
   bool low_nibble_first() const { return has_scale_bytes(); }
   bool global_divides() const { return scale_rule == NF4_GLOBAL_DIVISOR; }
   int scale_size() const { return nested() || has_scale_bytes() ? 1 : 4; }

@@ -146,16 +146,13 @@ nf4_status validate_grouped_plan(const Tensor *tensor, const nf4_grouped_args *a
   return NF4_STATUS_OK;
 }
 
-bool gpu_refuses(const GroupedProblem &problem) {
-  return problem.dtype == NF4_DTYPE_FP32 || lacks_gpu_kernels(problem.weight);
-}
+bool gpu_refuses(const GroupedProblem &problem) { return problem.dtype == NF4_DTYPE_FP32; }
 bool gpu_refuses(const Int4GroupedProblem &problem) {
   return problem.dtype == NF4_DTYPE_FP32 || problem.weight.g_idx != nullptr ||
          problem.weight.permutation != nullptr;
 }
 
 nf4_status validate_grouped_on_gpu(const GroupedProblem &problem) {
-  if (const nf4_status status = validate_format(problem.weight)) return status;
   return refuse_fp32(problem.dtype);
 }
 

@@ -238,7 +238,6 @@ constexpr bool kHasFp32 = std::is_same_v<W, Weight>;
 
 template <class W>
 bool gpu_refuses(const MatmulProblemOf<W> &problem) {
-  if (lacks_gpu_kernels(problem.weight)) return true;
   return problem.dtype == NF4_DTYPE_FP32 &&
          (!kHasFp32<W> || (!problem.gradient && problem.m > kFp32RowsOfX));
 }
@@ -246,7 +245,6 @@ bool gpu_refuses(const MatmulProblemOf<W> &problem) {
 template <class W>
 nf4_status validate_matmul_dtype(const MatmulProblemOf<W> &problem) {
   if (!gpu_refuses(problem)) return NF4_STATUS_OK;
-  if (const nf4_status status = validate_format(problem.weight)) return status;
   if (kHasFp32<W>)
     return fail(NF4_STATUS_INVALID_ARGUMENT,
                 "dtype is 1 (fp32) and m is %" PRId64

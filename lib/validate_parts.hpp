@@ -61,8 +61,6 @@ nf4_status validate_weight(const Tensor *tensor, W &weight) {
   copy_pointers(*tensor, weight);
   return validate_pointers(*tensor);
 }
-inline bool lacks_gpu_kernels(const Weight &weight) { return weight.has_scale_bytes(); }
-inline bool lacks_gpu_kernels(const Int4Weight &) { return false; }
 void add_weight(Operands &operands, const Weight &weight, bool written);
 void add_weight(Operands &operands, const Int4Weight &weight, bool written);
 

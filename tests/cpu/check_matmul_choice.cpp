@@ -23,6 +23,14 @@ std::string name_of(char config, char cluster_size) {
          cluster_size;
 }
 
+cuda::WeightView weight_of_14336_columns(bool nested) {
+  cuda::WeightView weight{};
+  weight.cols = 14336;
+  weight.blocksize_log2 = 6;
+  weight.nested_blocksize_log2 = nested ? 8 : -1;
+  return weight;
+}
+
 }  // namespace
 
 TEST_CASE("the choice of matmul's kernel", "[matmul]") {
@@ -67,7 +75,7 @@ TEST_CASE("skinny kernels have a layout that fits the GPU", "[matmul]") {
           const cuda::SkinnySmem smem = cuda::skinny_smem(
               cuda::skinny_layout(NF4_DTYPE_FP16, max_m, facts), max_m, facts.tensor_maps);
           CHECK(cuda::skinny_tiles_that_fit(
-                    smem, cuda::skinny_scale_bytes(14336, nested, nested ? 14 : 0),
+                    smem, cuda::skinny_scale_bytes(weight_of_14336_columns(nested)),
                     gpu.shared_bytes) > 0);
         }
       continue;
@@ -85,7 +93,7 @@ TEST_CASE("skinny kernels have a layout that fits the GPU", "[matmul]") {
           const cuda::SkinnySmem smem =
               cuda::skinny_smem(cuda::skinny_layout(dtype, max_m, facts), max_m, facts.tensor_maps);
           const int64_t tiles = cuda::skinny_tiles_that_fit(
-              smem, cuda::skinny_scale_bytes(14336, nested, nested ? 14 : 0), gpu.shared_bytes);
+              smem, cuda::skinny_scale_bytes(weight_of_14336_columns(nested)), gpu.shared_bytes);
           CHECK((tiles > 0) == (much || !fp32));
         }
   }

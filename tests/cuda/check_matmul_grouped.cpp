@@ -162,6 +162,23 @@ GroupedCase indexed_case(Rng &rng, const GroupedShape &shape) {
 
 }  // namespace
 
+TEST_CASE("every kernel multiplies each expert's rows of MXFP4 and NVFP4",
+          "[cuda][matmul_grouped][e2m1]") {
+  const Stream stream;
+  Counts counts;
+  uint64_t number = 0x19800000;
+  for (const nf4_dtype dtype : kDtypes16)
+    for (const CaseClass &kind : byte_classes(dtype))
+      for (const GroupedShape &shape : kShapes)
+        for (const Routing routing : kRoutings) {
+          Rng rng(++number);
+          if (number % (few_shapes() ? 17 : 3) != 0) continue;
+          GroupedCase test = random_grouped_case(rng, kind, shape, routing, true);
+          INFO(describe(test, number));
+          check_grouped(test, rng, stream, counts, true);
+        }
+}
+
 TEST_CASE("every kernel multiplies each expert's rows", "[cuda][matmul_grouped]") {
   const Stream stream;
   Counts counts;

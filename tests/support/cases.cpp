@@ -67,6 +67,12 @@ std::vector<CaseClass> case_classes() {
   return classes;
 }
 
+std::vector<CaseClass> byte_classes(nf4_dtype dtype) {
+  return {{dtype, 32, false, NF4_FORMAT_MXFP4},
+          {dtype, 16, false, NF4_FORMAT_NVFP4},
+          {dtype, 32, false, NF4_FORMAT_NVFP4}};
+}
+
 CodebookKind random_codebook_kind(Rng &rng) {
   return codebook_kind(static_cast<int>(rng.below(kCodebookKindCount)));
 }
@@ -113,6 +119,37 @@ HostWeight random_shape(Rng &rng, const CaseClass &kind, CodebookKind codebook, 
     weight.bytes[kNestedOffset].resize(sizeof(float));
   }
   weight.bytes[kCodebook] = bytes_of(random_codebook(rng, codebook));
+  return weight;
+}
+
+HostWeight random_byte_weight(Rng &rng, const CaseClass &kind, int64_t rows, int64_t cols,
+                              bool ordinary) {
+  const bool mxfp4 = kind.byte_format == NF4_FORMAT_MXFP4;
+  HostWeight weight{};
+  nf4_tensor &shape = weight.shape;
+  shape.struct_size = sizeof shape;
+  shape.format = kind.byte_format;
+  shape.blocksize = kind.blocksize;
+  shape.rows = rows;
+  shape.cols = cols;
+  if (!mxfp4) {
+    shape.nested_blocksize = rng.one_in(2) ? 0 : static_cast<int32_t>(rng.between(1, rows));
+    shape.scale_rule = rng.one_in(2) ? NF4_GLOBAL_FACTOR : NF4_GLOBAL_DIVISOR;
+  }
+  const nf4_sizes sizes = sizes_of(shape);
+  weight.bytes[kPacked].resize(sizes.packed_bytes);
+  rng.fill(weight.bytes[kPacked].data(), weight.bytes[kPacked].size());
+  weight.bytes[kAbsmax].resize(sizes.absmax_bytes);
+  for (uint8_t &byte : weight.bytes[kAbsmax])
+    // About 1, or 0.25 to 4. The smallest of 16 bits that is exact in fp16 is 2^-22.
+    byte = static_cast<uint8_t>(mxfp4 ? rng.between(ordinary ? 125 : 105, ordinary ? 129 : 140)
+                                      : rng.between(ordinary ? 40 : 0, ordinary ? 72 : 126));
+  if (!ordinary)
+    for (uint8_t &byte : weight.bytes[kAbsmax])
+      if (rng.one_in(100)) byte = static_cast<uint8_t>(mxfp4 ? 255 : rng.between(127, 255));
+  std::vector<float> globals(sizes.nested_blocks);
+  for (float &global : globals) global = 0.5f + rng.uniform();
+  weight.bytes[kNestedAbsmax] = bytes_of(globals);
   return weight;
 }
 

@@ -28,10 +28,13 @@ struct HostWeight {
   nf4_tensor shape;
   std::array<std::vector<uint8_t>, kPartCount> bytes;
 
-  bool nested() const { return shape.nested_blocksize != 0; }
+  bool has_scale_bytes() const { return shape.format >= NF4_FORMAT_MXFP4; }
+  bool nested() const { return shape.nested_blocksize != 0 && !has_scale_bytes(); }
   int64_t elements() const { return shape.rows * shape.cols; }
   bool has(int part) const { return !bytes[part].empty(); }
-  int alignment(int part) const { return part_alignment(Part(part), nested()); }
+  int alignment(int part) const {
+    return part_alignment(Part(part), nested() || has_scale_bytes());
+  }
   // The weight whose parts are at `addresses`; NULL for a part that it does not have.
   nf4_tensor at(const std::array<void *, kPartCount> &addresses) const;
 };
@@ -67,7 +70,10 @@ struct CaseClass {
   nf4_dtype dtype;
   int blocksize;
   bool nested;
+  nf4_format byte_format = 0;  // MXFP4 or NVFP4, instead of a codebook with flat or nested scales
 };
+// MXFP4 and NVFP4, in each of their blocksizes.
+std::vector<CaseClass> byte_classes(nf4_dtype dtype);
 // Every dtype x blocksize x flat/nested.
 std::vector<CaseClass> case_classes();
 
@@ -96,6 +102,10 @@ int64_t random_elements(Rng &rng, int blocksize, int64_t limit = 40000);
 // nested_blocksize: 0 for a random one.
 HostWeight random_shape(Rng &rng, const CaseClass &kind, CodebookKind codebook, int64_t elements,
                         int nested_blocksize = 0);
+// MXFP4 or NVFP4. cols is a multiple of the blocksize. If not `ordinary`, scales are also NaN and
+// negative where the format has such, and very large or small.
+HostWeight random_byte_weight(Rng &rng, const CaseClass &kind, int64_t rows, int64_t cols,
+                              bool ordinary);
 DequantCase random_dequant_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
                                 int64_t elements);
 QuantizeCase random_quantize_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,

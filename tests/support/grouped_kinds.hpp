@@ -79,7 +79,7 @@ inline Experts<GradientKind> experts_of(const HostWeight &stack) {
 inline Experts<GradientKind> random_experts(Rng &rng, const CaseClass &kind,
                                             const GroupedShape &shape) {
   HostWeight stack = random_stack(rng, kind, shape);
-  if (rng.one_in(3)) stack.shape.format = NF4_FORMAT_FP4;
+  if (kind.byte_format == 0 && rng.one_in(3)) stack.shape.format = NF4_FORMAT_FP4;
   return experts_of(stack);
 }
 

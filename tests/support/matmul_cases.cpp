@@ -104,9 +104,15 @@ MatmulCase random_matmul_case(Rng &rng, const CaseClass &kind, CodebookKind code
                               const MatmulShape &shape, XKind x) {
   MatmulCase test{};
   test.dtype = kind.dtype;
-  test.weight = random_dequant_case(rng, kind, codebook, shape.rows * shape.cols).weight;
-  test.weight.shape.rows = shape.rows;
-  test.weight.shape.cols = shape.cols;
+  if (kind.byte_format != 0) {
+    const int64_t blocks = (shape.cols + kind.blocksize - 1) / kind.blocksize;
+    test.weight =
+        random_byte_weight(rng, kind, shape.rows, blocks * kind.blocksize, x != XKind::kNotFinite);
+  } else {
+    test.weight = random_dequant_case(rng, kind, codebook, shape.rows * shape.cols).weight;
+    test.weight.shape.rows = shape.rows;
+    test.weight.shape.cols = shape.cols;
+  }
   test.gradient = shape.gradient;
   add_operands(rng, test, shape.m, x);
   return test;
@@ -117,6 +123,7 @@ MatmulCase plain_matmul_case(Rng &rng, const CaseClass &kind, const MatmulShape 
   MatmulCase test;
   do test = random_matmul_case(rng, kind, CodebookKind::kNf4, shape, XKind::kOrdinary);
   while (test.x_stride % 8 != 0 || test.weight.shape.nested_blocksize > kMostNestedBlocksize);
+  if (kind.byte_format != 0) return test;
   const auto fill = [&](Part part, float least) {
     std::vector<uint8_t> &bytes = test.weight.bytes[part];
     for (size_t i = 0; i < bytes.size(); i += sizeof(float)) {

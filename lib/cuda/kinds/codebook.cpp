@@ -4,6 +4,7 @@
 
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/choose.hpp"
+#include "cuda/matmul/multistage/tile.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
 #include "cuda/matmul/wgmma/tile.hpp"
 #include "cuda/matmul_grouped/choose.hpp"
@@ -12,9 +13,21 @@ namespace nf4::cuda {
 
 // ---- One weight -----------------------------------------------------------------------------
 
+// Kernels of MXFP4 and NVFP4 multiply any number of whole blocks at once.
 MatmulSize size_of(const MatmulProblem &problem) {
   const Weight &weight = problem.weight;
-  return {problem.dtype, problem.m, weight.rows, weight.cols, weight.blocksize(), kind_of(weight)};
+  return {problem.dtype,
+          problem.m,
+          weight.rows,
+          weight.cols,
+          weight.has_scale_bytes() ? kStepK : weight.blocksize(),
+          kind_of(weight)};
+}
+
+// The scale bytes of a row and K-tile are loaded at once.
+bool suits_multistage(const Weight &weight, const GpuFacts &) {
+  return !weight.has_scale_bytes() ||
+         is_multiple(weight.absmax, kMultistageTileK >> weight.blocksize_log2);
 }
 
 bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int config) {
@@ -30,7 +43,12 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
   if (problem.m > max_m || weight.cols == 0 || weight.cols % kScaleK != 0) return false;
   if (weight.cols > kSkinnyElementsMax / kWarpTileN || weight.rows > UINT32_MAX / weight.cols)
     return false;
-  if (weight.blocksize() < kScaleK || !is_multiple(weight.packed, 16)) return false;
+  // The scale bytes of kScaleK columns are loaded at once, and multiply no fp32.
+  if (weight.has_scale_bytes() ? problem.dtype == NF4_DTYPE_FP32 ||
+                                     !is_multiple(weight.absmax, kScaleK >> weight.blocksize_log2)
+                               : weight.blocksize() < kScaleK)
+    return false;
+  if (!is_multiple(weight.packed, 16)) return false;
   if (!has_x_vectors(problem)) return false;
   const int64_t ctas =
       std::min(weight.rows, weight_ctas(gpu.multiprocessors, lora_ctas(problem.lora, weight.cols)));
@@ -41,7 +59,7 @@ bool skinny_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int confi
   return rows <= kSkinnyElementsMax / weight.cols &&
          skinny_tiles_that_fit(
              skinny_smem(skinny_layout(problem.dtype, max_m, gpu), max_m, gpu.tensor_maps),
-             skinny_scale_bytes(weight.cols, weight.nested(), log2),
+             skinny_scale_bytes(weight),
              gpu.shared_bytes -
                  shared_lora_bytes(problem.m, static_cast<int>(lora_stride(problem.lora)))) > 0;
 }
@@ -64,8 +82,11 @@ bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int 
   // LutScaledBf16 and LutScaledFp16 are for the formats' own codebooks.
   if (weight.codebook != nullptr && kMatmulConfigs[config].scale_on == ScaleOn::kWeights)
     return false;
-  return weight.cols % whole == 0 && weight.blocksize() >= kStepK &&
-         wgmma_sizes_can_run(problem, gpu, config);
+  // The scale bytes of a step are loaded at once.
+  if (weight.has_scale_bytes() ? !is_multiple(weight.absmax, kStepK >> weight.blocksize_log2)
+                               : weight.blocksize() < kStepK)
+    return false;
+  return weight.cols % whole == 0 && wgmma_sizes_can_run(problem, gpu, config);
 }
 
 // ---- Experts --------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ LutCodebook lut_codebook(const WeightView &weight, nf4_dtype dtype, ScaleOn scal
   const Format &format = kFormats[weight.format_row];
   LutCodebook codebook{};
   std::copy(format.codebook.begin(), format.codebook.end(), codebook.exact);
+  // E2M1 is exact in x's dtype.
+  if (weight.scale_bytes != ScaleBytes::kNone) scale_on = ScaleOn::kSums;
   const bool around_one = scale_on == ScaleOn::kWeights && dtype == NF4_DTYPE_FP16;
   codebook.rounded = around_one                      ? format.around_one
                      : scale_on == ScaleOn::kWeights ? format.fp16_with_one
@@ -64,7 +66,7 @@ cudaError_t make_weight_map(const Weight &weight, int tile_n, TensorMap &map) {
 cudaError_t run_mma(const MatmulTarget &target, const MatmulProblem &problem,
                     const MatmulArgs &args) {
   const void *const kernel = kernels_of<MatmulKernels>(*target.family)
-                                 .mma[problem.dtype - NF4_DTYPE_FP32][reads_nested(problem.weight)];
+                                 .mma[problem.dtype - NF4_DTYPE_FP32][scale_kind(problem.weight)];
   return launch_mma(target, kernel, args);
 }
 
@@ -73,9 +75,8 @@ cudaError_t run_skinny(const MatmulTarget &target, const MatmulProblem &problem,
   if (const cudaError_t error = allow_skinny(*target.family, target.device)) return error;
   const MatmulKernels::Skinny &skinny = skinny_of(target, problem.dtype, config);
   const void *const kernel =
-      (problem.lora.rank > 0 ? skinny.lora
-                             : skinny.one)[problem.dtype - NF4_DTYPE_FP32]
-                                          [reads_nested(problem.weight)][config - kFirstSkinny];
+      (problem.lora.rank > 0 ? skinny.lora : skinny.one)[problem.dtype - NF4_DTYPE_FP32][scale_kind(
+          problem.weight)][config - kFirstSkinny];
   const LoraCtaArgs lora = lora_cta_args(LoraProblem(problem), lora_workspace(problem));
   return launch_skinny(target, kernel, args, lora, problem.dtype, config);
 }
@@ -90,7 +91,7 @@ cudaError_t run_multistage(const MatmulTarget &target, const MatmulProblem &prob
 const void *batch_kernel_for(const MatmulTarget &target, const MatmulProblem &problem, int config) {
   if (!is_skinny(config)) return nullptr;
   return skinny_of(target, problem.dtype, config)
-      .batch[problem.dtype - NF4_DTYPE_FP32][problem.weight.nested()][config - kFirstSkinny];
+      .batch[problem.dtype - NF4_DTYPE_FP32][scale_kind(problem.weight)][config - kFirstSkinny];
 }
 
 cudaError_t run_skinny_batch(const MatmulTarget &target, const MatmulArgs *args, int count,
@@ -107,7 +108,7 @@ cudaError_t load_family_kernels(const GpuFamily &family, const Device &device, c
 }
 
 const void *experts_mma_kernel(const GroupedKernels &kernels, const GroupedProblem &problem) {
-  return kernels.mma[problem.dtype - NF4_DTYPE_FP16][reads_nested(problem.weight)];
+  return kernels.mma[problem.dtype - NF4_DTYPE_FP16][scale_kind(problem.weight)];
 }
 
 }  // namespace nf4::cuda

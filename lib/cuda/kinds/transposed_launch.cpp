@@ -24,7 +24,7 @@ cudaError_t make_weight_map(const TransposedWeight &weight, int tile_n, TensorMa
 cudaError_t run_mma(const MatmulTarget &target, const GradProblem &problem,
                     const MatmulArgs &args) {
   const void *const kernel = kernels_of<GradKernels>(*target.family)
-                                 .mma[problem.dtype - NF4_DTYPE_FP32][reads_nested(problem.weight)];
+                                 .mma[problem.dtype - NF4_DTYPE_FP32][scale_kind(problem.weight)];
   return launch_mma(target, kernel, args);
 }
 
@@ -48,7 +48,7 @@ cudaError_t load_family_kernels(const GpuFamily &family, const Device &device,
 }
 
 const void *experts_mma_kernel(const GroupedKernels &kernels, const GroupedGradProblem &problem) {
-  return kernels.grad_mma[problem.dtype - NF4_DTYPE_FP16][reads_nested(problem.weight)];
+  return kernels.grad_mma[problem.dtype - NF4_DTYPE_FP16][scale_kind(problem.weight)];
 }
 
 }  // namespace nf4::cuda

@@ -64,7 +64,7 @@ bool wgmma_shape_can_run(const Int4MatmulProblem &problem, const GpuFacts &gpu, 
 bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int config);
 
 // Whether the weight suits the GPU's multistage kernels, beside its sizes.
-constexpr bool suits_multistage(const Weight &, const GpuFacts &) { return true; }
+bool suits_multistage(const Weight &weight, const GpuFacts &gpu);
 bool suits_multistage(const TransposedWeight &weight, const GpuFacts &gpu);
 bool suits_multistage(const Int4Weight &weight, const GpuFacts &gpu);
 

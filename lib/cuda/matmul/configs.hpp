@@ -19,9 +19,11 @@ enum class ScaleOn : uint8_t { kWeights, kSums };
 
 enum class Schedule : uint8_t { kDataParallel, kStreamK };
 
-// The kinds of weight that products multiply.
-enum class WeightKind : uint8_t { kCodebook, kInt4, kTransposed };
-constexpr WeightKind kind_of(const Weight &) { return WeightKind::kCodebook; }
+// The kinds of weight that products multiply. MXFP4 and NVFP4 are kE2m1.
+enum class WeightKind : uint8_t { kCodebook, kInt4, kTransposed, kE2m1 };
+constexpr WeightKind kind_of(const Weight &weight) {
+  return weight.has_scale_bytes() ? WeightKind::kE2m1 : WeightKind::kCodebook;
+}
 constexpr WeightKind kind_of(const Int4Weight &) { return WeightKind::kInt4; }
 constexpr WeightKind kind_of(const TransposedWeight &) { return WeightKind::kTransposed; }
 
@@ -44,7 +46,8 @@ namespace configs {
 constexpr uint8_t kNone = 0, kCodebook = 1 << static_cast<int>(WeightKind::kCodebook),
                   kInt4 = 1 << static_cast<int>(WeightKind::kInt4),
                   kTransposed = 1 << static_cast<int>(WeightKind::kTransposed),
-                  kAllKinds = kCodebook | kInt4 | kTransposed;
+                  kE2m1 = 1 << static_cast<int>(WeightKind::kE2m1),
+                  kForward = kCodebook | kInt4 | kE2m1, kAllKinds = kForward | kTransposed;
 constexpr MatmulKernel kMma = MatmulKernel::kMma, kSkinny = MatmulKernel::kSkinny,
                        kWgmma = MatmulKernel::kWgmma, kMultistage = MatmulKernel::kMultistage;
 constexpr ScaleOn kWeights = ScaleOn::kWeights, kSums = ScaleOn::kSums;
@@ -53,21 +56,21 @@ constexpr Schedule kDataParallel = Schedule::kDataParallel, kStreamK = Schedule:
 // clang-format off
 inline constexpr MatmulConfig kConfigs[] = {
     {"mma_64x64", kMma, 64, 64, kWeights, kDataParallel, kAllKinds, kAllKinds},
-    {"skinny_2", kSkinny, 2, 16, kSums, kDataParallel, kCodebook | kInt4, kCodebook | kInt4},
-    {"skinny_8", kSkinny, 8, 16, kSums, kDataParallel, kAllKinds, kCodebook | kInt4},
-    {"skinny_16", kSkinny, 16, 16, kSums, kDataParallel, kAllKinds, kCodebook | kInt4},
-    {"wgmma_16x256", kWgmma, 16, 256, kSums, kDataParallel, kCodebook | kInt4, kNone},
-    {"wgmma_32x256", kWgmma, 32, 256, kSums, kDataParallel, kCodebook | kInt4, kCodebook | kInt4},
-    {"wgmma_64x256", kWgmma, 64, 256, kSums, kDataParallel, kCodebook, kCodebook},
+    {"skinny_2", kSkinny, 2, 16, kSums, kDataParallel, kForward, kForward},
+    {"skinny_8", kSkinny, 8, 16, kSums, kDataParallel, kAllKinds, kForward},
+    {"skinny_16", kSkinny, 16, 16, kSums, kDataParallel, kAllKinds, kForward},
+    {"wgmma_16x256", kWgmma, 16, 256, kSums, kDataParallel, kForward, kNone},
+    {"wgmma_32x256", kWgmma, 32, 256, kSums, kDataParallel, kForward, kForward},
+    {"wgmma_64x256", kWgmma, 64, 256, kSums, kDataParallel, kCodebook, kCodebook | kE2m1},
     {"wgmma_64x128", kWgmma, 64, 128, kSums, kDataParallel, kAllKinds, kInt4 | kTransposed},
-    {"wgmma_96x256", kWgmma, 96, 256, kWeights, kDataParallel, kNone, kCodebook},
+    {"wgmma_96x256", kWgmma, 96, 256, kWeights, kDataParallel, kNone, kCodebook | kE2m1},
     {"wgmma_128x128", kWgmma, 128, 128, kWeights, kDataParallel, kAllKinds, kInt4 | kTransposed},
-    {"wgmma_152x128", kWgmma, 152, 128, kWeights, kDataParallel, kCodebook, kCodebook},
-    {"wgmma_176x128", kWgmma, 176, 128, kWeights, kDataParallel, kCodebook | kInt4, kNone},
-    {"wgmma_208x128", kWgmma, 208, 128, kWeights, kDataParallel, kCodebook | kInt4, kCodebook},
+    {"wgmma_152x128", kWgmma, 152, 128, kWeights, kDataParallel, kCodebook, kCodebook | kE2m1},
+    {"wgmma_176x128", kWgmma, 176, 128, kWeights, kDataParallel, kForward, kNone},
+    {"wgmma_208x128", kWgmma, 208, 128, kWeights, kDataParallel, kForward, kCodebook | kE2m1},
     {"wgmma_256x128", kWgmma, 256, 128, kWeights, kDataParallel, kAllKinds, kTransposed},
     {"wgmma_272x128", kWgmma, 272, 128, kWeights, kDataParallel, kCodebook, kNone},
-    {"wgmma_304x128", kWgmma, 304, 128, kWeights, kDataParallel, kCodebook, kCodebook},
+    {"wgmma_304x128", kWgmma, 304, 128, kWeights, kDataParallel, kCodebook, kCodebook | kE2m1},
     {"wgmma_128x128_stream_k", kWgmma, 128, 128, kWeights, kStreamK, kAllKinds, kNone},
     {"wgmma_152x128_stream_k", kWgmma, 152, 128, kWeights, kStreamK, kCodebook, kNone},
     {"wgmma_176x128_stream_k", kWgmma, 176, 128, kWeights, kStreamK, kCodebook, kNone},
@@ -75,13 +78,13 @@ inline constexpr MatmulConfig kConfigs[] = {
     {"wgmma_256x128_stream_k", kWgmma, 256, 128, kWeights, kStreamK, kAllKinds, kNone},
     {"wgmma_272x128_stream_k", kWgmma, 272, 128, kWeights, kStreamK, kCodebook, kNone},
     {"wgmma_304x128_stream_k", kWgmma, 304, 128, kWeights, kStreamK, kCodebook | kInt4, kNone},
-    {"wgmma_32x256_stream_k", kWgmma, 32, 256, kSums, kStreamK, kCodebook | kInt4, kNone},
+    {"wgmma_32x256_stream_k", kWgmma, 32, 256, kSums, kStreamK, kForward, kNone},
     {"wgmma_64x128_stream_k", kWgmma, 64, 128, kSums, kStreamK, kAllKinds, kNone},
-    {"wgmma_16x256_stream_k", kWgmma, 16, 256, kSums, kStreamK, kCodebook | kInt4, kNone},
-    {"multistage_16x256", kMultistage, 16, 256, kSums, kStreamK, kAllKinds, kCodebook},
-    {"multistage_32x256", kMultistage, 32, 256, kSums, kStreamK, kAllKinds, kCodebook},
-    {"multistage_64x256", kMultistage, 64, 256, kSums, kStreamK, kAllKinds, kCodebook},
-    {"multistage_128x256", kMultistage, 128, 256, kWeights, kStreamK, kAllKinds, kCodebook},
+    {"wgmma_16x256_stream_k", kWgmma, 16, 256, kSums, kStreamK, kForward, kNone},
+    {"multistage_16x256", kMultistage, 16, 256, kSums, kStreamK, kAllKinds, kCodebook | kE2m1},
+    {"multistage_32x256", kMultistage, 32, 256, kSums, kStreamK, kAllKinds, kCodebook | kE2m1},
+    {"multistage_64x256", kMultistage, 64, 256, kSums, kStreamK, kAllKinds, kCodebook | kE2m1},
+    {"multistage_128x256", kMultistage, 128, 256, kWeights, kStreamK, kAllKinds, kCodebook | kE2m1},
 };
 // clang-format on
 

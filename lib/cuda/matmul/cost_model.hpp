@@ -157,6 +157,15 @@ constexpr CostModel transposed_costs() {
 }
 inline constexpr CostModel kTransposedCosts = transposed_costs();
 
+// MXFP4 and NVFP4: those of weights with a codebook.
+constexpr CostModel e2m1_costs() {
+  CostModel model = kCodebookCosts;
+  for (int i = 0; i < kMatmulConfigCount; ++i)
+    if (!has_kernel(WeightKind::kE2m1, i)) model.k_tile[i] = 0;
+  return model;
+}
+inline constexpr CostModel kE2m1Costs = e2m1_costs();
+
 // Every wgmma kernel has a cost.
 constexpr bool costs_match(const CostModel &model, WeightKind kind) {
   for (int i = kFirstWgmma; i < kFirstMultistage; ++i)
@@ -164,13 +173,16 @@ constexpr bool costs_match(const CostModel &model, WeightKind kind) {
   return true;
 }
 static_assert(costs_match(kCodebookCosts, WeightKind::kCodebook) &&
+              costs_match(kE2m1Costs, WeightKind::kE2m1) &&
               costs_match(kTransposedCosts, WeightKind::kTransposed) &&
               costs_match(kGptqCosts, WeightKind::kInt4) &&
               costs_match(kAwqCosts, WeightKind::kInt4) &&
               costs_match(kCompressedTensorsCosts, WeightKind::kInt4));
 
 constexpr const CostModel &cost_model() { return kCodebookCosts; }
-constexpr const CostModel &cost_model(const Weight &) { return kCodebookCosts; }
+constexpr const CostModel &cost_model(const Weight &weight) {
+  return weight.has_scale_bytes() ? kE2m1Costs : kCodebookCosts;
+}
 constexpr const CostModel &cost_model(const TransposedWeight &) { return kTransposedCosts; }
 constexpr const CostModel &cost_model(const Int4Weight &weight) {
   return weight.layout == NF4_INT4_GPTQ  ? kGptqCosts

@@ -5,17 +5,20 @@
 
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
+#include "cuda/weight/view.hpp"
 
 namespace nf4::cuda {
 
 // Weights with a codebook.
 struct MatmulKernels {
-  const void *mma[3][2];  // [dtype - NF4_DTYPE_FP32][nested]; args: MatmulArgs
-  // [dtype - NF4_DTYPE_FP32][nested][configuration - kFirstSkinny]
+  // [dtype - NF4_DTYPE_FP32][scale_kind()]; args: MatmulArgs
+  const void *mma[3][kScaleKindCount];
+  // [dtype - NF4_DTYPE_FP32][scale_kind()][configuration - kFirstSkinny]
   struct Skinny {
-    const void *one[3][2][kSkinnyCount];    // args: SkinnyArgs
-    const void *lora[3][2][kSkinnyCount];   // for a product with an adapter; args: SkinnyArgs
-    const void *batch[3][2][kSkinnyCount];  // for several weights in one launch; args: SkinnyBatch
+    using Kernels = const void *[3][kScaleKindCount][kSkinnyCount];
+    Kernels one;    // args: SkinnyArgs
+    Kernels lora;   // for a product with an adapter; args: SkinnyArgs
+    Kernels batch;  // for several weights in one launch; args: SkinnyBatch
   };
   Skinny skinny[kSkinnyLayoutCount];
 

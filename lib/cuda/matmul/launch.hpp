@@ -40,9 +40,6 @@ constexpr int64_t stored_cols(const Weight &weight) { return weight.cols; }
 constexpr int64_t stored_cols(const TransposedWeight &weight) { return weight.rows; }
 constexpr int64_t stored_cols(const Int4Weight &weight) { return weight.cols; }
 
-// Whether the kernels read nested scales. A weight without elements has no scales of either kind.
-inline bool reads_nested(const Weight &weight) { return weight.nested() && weight.elements != 0; }
-
 // Fills in all of a kernel's args but those of an adapter. `rows_of_x`: x_rows of experts, else m.
 template <class W, class Problem>
 typename ArgsOf<W>::Matmul matmul_args(const Problem &problem, const W &weight, int64_t rows_of_x,

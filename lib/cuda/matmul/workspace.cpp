@@ -34,13 +34,15 @@ constexpr int no_stream_k_up_to(WeightKind kind) {
 }
 
 // A table by kind, since every launch asks for it many times.
-constexpr int kNoStreamKUpTo[] = {no_stream_k_up_to(WeightKind::kCodebook),
-                                  no_stream_k_up_to(WeightKind::kInt4),
-                                  no_stream_k_up_to(WeightKind::kTransposed)};
+constexpr int kNoStreamKUpTo[] = {
+    no_stream_k_up_to(WeightKind::kCodebook), no_stream_k_up_to(WeightKind::kInt4),
+    no_stream_k_up_to(WeightKind::kTransposed), no_stream_k_up_to(WeightKind::kE2m1)};
 static_assert(static_cast<int>(WeightKind::kCodebook) == 0 &&
               static_cast<int>(WeightKind::kInt4) == 1 &&
-              static_cast<int>(WeightKind::kTransposed) == 2);
-static_assert(kNoStreamKUpTo[0] == 8 && kNoStreamKUpTo[1] == 8 && kNoStreamKUpTo[2] == 0);
+              static_cast<int>(WeightKind::kTransposed) == 2 &&
+              static_cast<int>(WeightKind::kE2m1) == 3);
+static_assert(kNoStreamKUpTo[0] == 8 && kNoStreamKUpTo[1] == 8 && kNoStreamKUpTo[2] == 0 &&
+              kNoStreamKUpTo[3] == 8);
 
 constexpr int sums_of(const MatmulConfig &config) { return config.tile_m * config.tile_n; }
 

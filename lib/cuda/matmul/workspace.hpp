@@ -16,7 +16,7 @@ struct MatmulSize {
   int64_t m;
   int64_t rows;
   int64_t cols;
-  int64_t scale_columns;  // the columns of an aligned run that shares a scale
+  int64_t scale_columns;  // of an aligned run that shares a scale, or kernels take as if it did
   WeightKind kind;
 };
 MatmulSize size_of(const MatmulProblem &problem);

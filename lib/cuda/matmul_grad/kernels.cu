@@ -11,9 +11,15 @@ namespace nf4::cuda {
 namespace {
 
 template <class Arch, class T, class Scales>
-const void *mma_of() {
-  return (
-      const void *)matmul_mma<Arch, T, CodebookSource<Arch, Scales, true>, GradProducts<Arch, T>>;
+void set_mma(GradKernels &kernels, int dtype) {
+  kernels.mma[dtype][Scales::kKind] =
+      (const void *)matmul_mma<Arch, T, CodebookSource<Arch, Scales, true>, GradProducts<Arch, T>>;
+}
+template <class Arch, class Scales>
+void set_mma(GradKernels &kernels) {
+  set_mma<Arch, float, Scales>(kernels, 0);
+  set_mma<Arch, __half, Scales>(kernels, 1);
+  set_mma<Arch, __nv_bfloat16, Scales>(kernels, 2);
 }
 
 template <class Arch, class T, class Scales>
@@ -28,11 +34,10 @@ void set_skinny(const void *(&of)[2]) {
 
 template <class Arch>
 GradKernels GradKernels::make() {
-  GradKernels kernels{
-      {{mma_of<Arch, float, FlatScales>(), mma_of<Arch, float, NestedScales>()},
-       {mma_of<Arch, __half, FlatScales>(), mma_of<Arch, __half, NestedScales>()},
-       {mma_of<Arch, __nv_bfloat16, FlatScales>(), mma_of<Arch, __nv_bfloat16, NestedScales>()}},
-      {}};
+  GradKernels kernels{};
+  set_mma<Arch, FlatScales>(kernels);
+  set_mma<Arch, NestedScales>(kernels);
+  set_mma<Arch, ByteScales>(kernels);
   set_skinny<Arch, __half, FlatScales>(kernels.skinny[0][0]);
   set_skinny<Arch, __half, NestedScales>(kernels.skinny[0][1]);
   set_skinny<Arch, __nv_bfloat16, FlatScales>(kernels.skinny[1][0]);

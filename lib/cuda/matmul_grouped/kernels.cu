@@ -17,32 +17,32 @@ template <class Arch, class T, class Scales, class WarpMma>
 void set_skinny(GroupedKernels &kernels, int dtype, int index) {
   using Narrow = NarrowMma<WarpMma, kNarrowSkinny>;
   if constexpr (has_wide_skinny(WarpMma::kMaxM, Arch::kTensorMaps, /*experts=*/true))
-    kernels.skinny[kWideSkinny][dtype][Scales::kNested][index] =
+    kernels.skinny[kWideSkinny][dtype][Scales::kKind][index] =
         (const void *)matmul_grouped_skinny<Arch, T, Scales, WarpMma>;
-  kernels.skinny[kNarrowSkinny][dtype][Scales::kNested][index] =
+  kernels.skinny[kNarrowSkinny][dtype][Scales::kKind][index] =
       (const void *)matmul_grouped_skinny<Arch, T, Scales, Narrow>;
 }
 
 template <class Arch, class T, class Scales, class WarpMma>
 void set_turing_skinny(GroupedKernels &kernels, int dtype, int index) {
-  kernels.skinny[kTuringSkinny][dtype][Scales::kNested][index] =
+  kernels.skinny[kTuringSkinny][dtype][Scales::kKind][index] =
       (const void *)matmul_grouped_skinny<Arch, T, Scales, NarrowMma<WarpMma, kTuringSkinny>>;
 }
 
 template <class Arch, class T, class Scales>
 void set_kernels(GroupedKernels &kernels, int dtype) {
-  kernels.mma[dtype][Scales::kNested] =
+  kernels.mma[dtype][Scales::kKind] =
       (const void *)matmul_grouped_mma<Arch, T, CodebookSource<Arch, Scales>>;
-  kernels.grad_mma[dtype][Scales::kNested] = (const void *)
+  kernels.grad_mma[dtype][Scales::kKind] = (const void *)
       matmul_grouped_mma<Arch, T, CodebookSource<Arch, Scales, true>, GradProducts<Arch, T>>;
   if constexpr (Arch::kTensorCores) {
-    set_skinny<Arch, T, Scales, WarpMmaM2<T>>(kernels, dtype, 0);
-    set_skinny<Arch, T, Scales, WarpMmaM8<T, 1>>(kernels, dtype, 1);
-    set_skinny<Arch, T, Scales, WarpMmaM8<T, 2>>(kernels, dtype, 2);
+    set_skinny<Arch, T, Scales, SkinnyMmaM2<T, Scales>>(kernels, dtype, 0);
+    set_skinny<Arch, T, Scales, SkinnyMmaM8<T, Scales, 1>>(kernels, dtype, 1);
+    set_skinny<Arch, T, Scales, SkinnyMmaM8<T, Scales, 2>>(kernels, dtype, 2);
   } else if constexpr (std::is_same_v<T, __half>) {
-    set_turing_skinny<Arch, T, Scales, WarpMmaM2<T, Arch>>(kernels, dtype, 0);
-    set_turing_skinny<Arch, T, Scales, WarpMmaM8<T, 1, Arch>>(kernels, dtype, 1);
-    set_turing_skinny<Arch, T, Scales, WarpMmaM8<T, 2, Arch>>(kernels, dtype, 2);
+    set_turing_skinny<Arch, T, Scales, SkinnyMmaM2<T, Scales, Arch>>(kernels, dtype, 0);
+    set_turing_skinny<Arch, T, Scales, SkinnyMmaM8<T, Scales, 1, Arch>>(kernels, dtype, 1);
+    set_turing_skinny<Arch, T, Scales, SkinnyMmaM8<T, Scales, 2, Arch>>(kernels, dtype, 2);
   }
 }
 
@@ -75,6 +75,8 @@ GroupedKernels GroupedKernels::make() {
   set_kernels<Arch, __half, NestedScales>(kernels, 0);
   set_kernels<Arch, __nv_bfloat16, FlatScales>(kernels, 1);
   set_kernels<Arch, __nv_bfloat16, NestedScales>(kernels, 1);
+  set_kernels<Arch, __half, ByteScales>(kernels, 0);
+  set_kernels<Arch, __nv_bfloat16, ByteScales>(kernels, 1);
   set_int4_kernels<Arch, __half>(kernels, 0);
   set_int4_kernels<Arch, __nv_bfloat16>(kernels, 1);
   return kernels;

@@ -4,17 +4,18 @@
 
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/skinny/smem.hpp"
+#include "cuda/weight/view.hpp"
 
 namespace nf4::cuda {
 
-// [dtype - NF4_DTYPE_FP16], then [nested], or of integers [layout - NF4_INT4_GPTQ]. The args of mma
-// kernels are GroupedArgsOf<>.
+// [dtype - NF4_DTYPE_FP16], then [scale_kind()], or of integers [layout - NF4_INT4_GPTQ]. The args
+// of mma kernels are GroupedArgsOf<>.
 struct GroupedKernels {
-  const void *mma[2][2];
-  const void *grad_mma[2][2];
+  const void *mma[2][kScaleKindCount];
+  const void *grad_mma[2][kScaleKindCount];
   const void *int4_mma[2][3];
   // args: GroupedSkinnyArgs, by layout, and GroupedInt4SkinnyArgs; NULL: there is none
-  const void *skinny[kSkinnyLayoutCount][2][2][kSkinnyCount];
+  const void *skinny[kSkinnyLayoutCount][2][kScaleKindCount][kSkinnyCount];
   const void *int4_skinny[2][3][kSkinnyCount];
 
   template <class Arch>
@@ -24,7 +25,8 @@ struct GroupedKernels {
 // The multistage kernels, for weights with a codebook; args: GroupedMultistageArgs. NULL: there is
 // none.
 struct GroupedMultistageKernels {
-  const void *of[2][kMultistageCount];  // [dtype - NF4_DTYPE_FP16][config - kFirstMultistage]
+  // [MXFP4 or NVFP4][dtype - NF4_DTYPE_FP16][config - kFirstMultistage]
+  const void *of[2][2][kMultistageCount];
 
   template <class Arch>
   static GroupedMultistageKernels make();

@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(kMultistageThreads, 1)
     typename Mainloop::Sums sums;
     mainloop.run(ChunkRows<TileM>(args, chunk), chunk.expert * args.groups.expert_rows + first_n, 0,
                  args.schedule.k_tiles, sums);
+    Weight::scale_sums(args, chunk.expert * args.groups.expert_rows + first_n, sums);
     store_y(y_tile<T>(args, chunk, first_n), sums);
   }
 }

@@ -1,6 +1,7 @@
 // Instantiates the grouped multistage kernels of one GPU family; compiled once for each family.
 #include "cuda/arch.cuh"
 #include "cuda/matmul/multistage/codebook.cuh"
+#include "cuda/matmul/multistage/e2m1.cuh"
 #include "cuda/matmul/multistage/fill.hpp"
 #include "cuda/matmul_grouped/kernels.hpp"
 #include "cuda/matmul_grouped/multistage_kernel.cuh"
@@ -8,16 +9,24 @@
 namespace nf4::cuda {
 namespace {
 
+template <class Weight, int Config>
+const void *kernel_of() {
+  constexpr int kTileM = kMatmulConfigs[Config].tile_m;
+  if constexpr (has_experts_kernel(Weight::kKind, Config) &&
+                has_multistage_tile(Weight::kKind, kTileM, Weight::Arch::kTensorCores))
+    return (const void *)matmul_grouped_multistage<Weight, kTileM>;
+  else
+    return nullptr;
+}
+
 template <class Arch, class T>
-void set_kernels(const void *(&kernels)[kMultistageCount]) {
-  fill_multistage(kernels, [](auto config) -> const void * {
-    constexpr MatmulConfig kConfig = kMatmulConfigs[decltype(config)::value];
-    if constexpr (has_experts_kernel(WeightKind::kCodebook, decltype(config)::value) &&
-                  has_multistage_tile(WeightKind::kCodebook, kConfig.tile_m, Arch::kTensorCores))
-      return (const void *)
-          matmul_grouped_multistage<CodebookWeight<Arch, T, kConfig.scale_on>, kConfig.tile_m>;
-    else
-      return nullptr;
+void set_kernels(GroupedMultistageKernels &kernels, int dtype) {
+  fill_multistage(kernels.of[0][dtype], [](auto config) {
+    constexpr int kConfig = decltype(config)::value;
+    return kernel_of<CodebookWeight<Arch, T, kMatmulConfigs[kConfig].scale_on>, kConfig>();
+  });
+  fill_multistage(kernels.of[1][dtype], [](auto config) {
+    return kernel_of<E2m1Weight<Arch, T>, decltype(config)::value>();
   });
 }
 
@@ -26,8 +35,8 @@ void set_kernels(const void *(&kernels)[kMultistageCount]) {
 template <class Arch>
 GroupedMultistageKernels GroupedMultistageKernels::make() {
   GroupedMultistageKernels kernels{};
-  set_kernels<Arch, __half>(kernels.of[0]);
-  if constexpr (Arch::kTensorCores) set_kernels<Arch, __nv_bfloat16>(kernels.of[1]);
+  set_kernels<Arch, __half>(kernels, 0);
+  if constexpr (Arch::kTensorCores) set_kernels<Arch, __nv_bfloat16>(kernels, 1);
   return kernels;
 }
 

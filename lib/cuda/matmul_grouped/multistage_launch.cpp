@@ -37,12 +37,13 @@ cudaError_t launch_grouped_multistage(const MatmulTarget &target, const GroupedP
   args.groups = groups_of(problem);
   args.expert_n_tiles = static_cast<int>(expert_n_tiles(problem, config));
   const int64_t tiles = max_chunks(problem, tile.tile_m) * args.expert_n_tiles;
-  const auto &kernels = kernels_of<GroupedMultistageKernels>(*target.family).of;
+  const auto &kernels =
+      kernels_of<GroupedMultistageKernels>(*target.family).of[problem.weight.has_scale_bytes()];
   return launch(
       {kernels[problem.dtype - NF4_DTYPE_FP16][config - kFirstMultistage],
        std::min<int64_t>(tiles, target.gpu.multiprocessors), kMultistageThreads, target.family->pdl,
        target.stream,
-       multistage_smem_bytes(WeightKind::kCodebook, tile.tile_m, target.family->tensor_cores)},
+       multistage_smem_bytes(kind_of(problem.weight), tile.tile_m, target.family->tensor_cores)},
       args);
 }
 

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
   // codebook.
   float unit = 1;
   const bool own_codebook = matmul.weight.codebook == nullptr;
-  if (own_codebook) unit = build_lut<T, Lut, kThreads>(args, 0.0f, shared);
+  if (own_codebook) unit = build_lut<T, Scales, Lut, kThreads>(args, 0.0f, shared);
   pdl_wait<Arch>();
   pdl_launch_dependents<Arch>();
   const Routing<kMaxM> routing(args.groups);
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
   scales.load_scale_code();
   scales.load(group.weight_row(), group.rows());
   pipeline.load_next();
-  if (!own_codebook) unit = build_lut<T, Lut, kThreads>(args, 0.0f, shared);
+  if (!own_codebook) unit = build_lut<T, Scales, Lut, kThreads>(args, 0.0f, shared);
   scales.publish(true);
 #pragma unroll 1
   for (int stage = 1; stage < Kind::kSmem.stages; ++stage) pipeline.load_next();
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(32 * kWarpsOf<WarpMma>, 1)
       for (int tile = first_tile; tile < sums.end; tile += args.work.n_warps) {
         const auto find_scales = [&] {
           scales.wait(phase);
-          const float2 found = scales.get(cursor, thread_in_group, offset);
+          const auto found = scales.get(cursor, thread_in_group, offset);
           scales.advance(cursor);
           return found;
         };

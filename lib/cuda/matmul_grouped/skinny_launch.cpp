@@ -69,7 +69,7 @@ cudaError_t launch_grouped_skinny(const MatmulTarget &target, const GroupedProbl
   }
   const void *const kernel = kernels_of<GroupedKernels>(*target.family)
                                  .skinny[layout_index][problem.dtype - NF4_DTYPE_FP16]
-                                        [weight.nested()][config - kFirstSkinny];
+                                        [scale_kind(weight)][config - kFirstSkinny];
   return launch({kernel, ctas, 32 * layout.warps, target.family->pdl, target.stream, smem_bytes},
                 args);
 }

@@ -173,8 +173,10 @@ __device__ __forceinline__ void store_group(const Args &args,
     const uint32_t first_warp =
         args.work.n_warps == 1 ? 0 : tile % args.work.n_warps * args.work.k_warps;
     const float *const partial = sums.of_warp(tile, first_warp) + within;
-    const float sum = unit * add_partials<WarpMma>(partial, args.work.k_warps);
+    float sum = unit * add_partials<WarpMma>(partial, args.work.k_warps);
     const int n = group.row() + row, y_row = chunk.first_row + static_cast<int>(m);
+    if constexpr (kHasGlobalScales<WarpMma>)
+      sum *= GlobalScales(args.matmul.weight).of(group.weight_row() + row);
     static_cast<T *>(args.matmul.y)[y_row * args.matmul.y_stride + n] =
         from_float<T>(finish_output<T>(args.matmul, args.groups, chunk.expert, y_row, n, sum));
   }

@@ -14,10 +14,15 @@ __device__ __forceinline__ void cp_async_16(void *to, const void *from, int byte
                : "memory");
 }
 
-// Copies 4 bytes through L1.
-__device__ __forceinline__ void cp_async_4(void *to, const void *from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
+// Copies 4 or 8 bytes through L1.
+template <int Bytes>
+__device__ __forceinline__ void cp_async_small(void *to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from),
+               "n"(Bytes)
                : "memory");
+}
+__device__ __forceinline__ void cp_async_4(void *to, const void *from) {
+  cp_async_small<4>(to, from);
 }
 
 __device__ __forceinline__ void cp_async_commit() {

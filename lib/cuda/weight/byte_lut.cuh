@@ -118,5 +118,10 @@ __device__ __forceinline__ uint4 pack_entries(uint32_t first, uint32_t second) {
   return {pair, pair, pair, pair};
 }
 
+// The same if the low nibble is the first element.
+__device__ __forceinline__ uint4 pack_low_first(uint32_t high, uint32_t low) {
+  return pack_entries(low, high);
+}
+
 }  // namespace
 }  // namespace nf4::cuda

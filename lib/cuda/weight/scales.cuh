@@ -7,6 +7,7 @@
 
 #include "core/decode.hpp"
 #include "core/formats.hpp"
+#include "core/scale_bytes.hpp"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/memory.cuh"
 #include "cuda/weight/view.hpp"
@@ -31,10 +32,12 @@ struct LoadGlobal {
 
 // The scales themselves are in absmax.
 struct FlatScales {
+  static constexpr ScaleKind kKind = kFlatScales;
   static constexpr bool kNested = false;
-  static constexpr int kTableSize = 0;  // the size of ScaleTable
-  using Stored = float;                 // one scale in absmax
-  using Quad = float4;                  // four scales
+  static constexpr bool kLowNibbleFirst = false;  // the codes of such a weight
+  static constexpr int kTableSize = 0;            // the size of ScaleTable
+  using Stored = float;                           // one scale in absmax
+  using Quad = float4;                            // four scales
   struct Fetched {
     float absmax;
   };
@@ -108,7 +111,9 @@ struct FlatScales {
 
 // absmax has scale codes, which are quantized in nested blocks.
 struct NestedScales {
+  static constexpr ScaleKind kKind = kNestedScales;
   static constexpr bool kNested = true;
+  static constexpr bool kLowNibbleFirst = false;
   static constexpr int kTableSize = kScaleCodeSize;
   using Stored = uint8_t;
   using Quad = uint32_t;
@@ -193,6 +198,35 @@ struct NestedScales {
               nested_scale(table[both >> 8 & 255u], absmax, table.offset())};
     }
   };
+};
+
+// absmax has numbers of 8 bits: those of MXFP4, or those of NVFP4, which has global scales, too.
+struct ByteScales {
+  static constexpr ScaleKind kKind = kByteScales;
+  static constexpr bool kNested = false;
+  static constexpr bool kLowNibbleFirst = true;
+  static constexpr int kTableSize = 0;
+  using Stored = uint8_t;
+  struct Fetched {
+    uint32_t byte;
+    ScaleBytes kind;  // this and the next are the same for all scales of a weight
+    bool global_divides;
+    float global;
+  };
+
+  template <class Load>
+  static __device__ __forceinline__ Fetched fetch(const WeightView &weight, int64_t block) {
+    Fetched fetched{Load::load(static_cast<const Stored *>(weight.absmax) + block),
+                    weight.scale_bytes, weight.global_divides, 1.0f};
+    if (weight.scale_bytes == ScaleBytes::kE4M3)
+      fetched.global = Load::load(weight.nested_absmax + block / weight.global_blocks);
+    return fetched;
+  }
+  template <class Table>
+  static __device__ __forceinline__ float finish(const Fetched &fetched, const Table &) {
+    if (fetched.kind == ScaleBytes::kE8M0) return __uint_as_float(e8m0_bits(fetched.byte));
+    return global_scaled(e4m3_value(fetched.byte), fetched.global, fetched.global_divides);
+  }
 };
 
 // The table in which finish() looks codes up: nested_code in shared memory, where a look-up by 32

@@ -9,11 +9,19 @@
 
 namespace nf4::cuda {
 
+// How scales are stored: an index of tables of kernels.
+enum ScaleKind { kFlatScales, kNestedScales, kByteScales, kScaleKindCount };
+inline ScaleKind scale_kind(const Weight &weight) {
+  if (weight.has_scale_bytes()) return kByteScales;
+  // A weight without elements has no scales of either kind.
+  return weight.nested() && weight.elements != 0 ? kNestedScales : kFlatScales;
+}
+
 // The first member of each kernel's args. Everything that takes a `const WeightView &` on the
 // device is inlined, so that its fields stay in the constant bank.
 struct WeightView {
   const uint8_t *packed;
-  const void *absmax;  // float if flat, uint8_t if nested
+  const void *absmax;  // float if flat, else uint8_t
   const float *nested_absmax;
   const float *nested_code;
   const float *nested_offset;
@@ -22,7 +30,10 @@ struct WeightView {
   int64_t cols;
   int32_t format_row;  // row of kFormats
   int32_t blocksize_log2;
-  int32_t nested_blocksize_log2;  // -1 if flat
+  int32_t nested_blocksize_log2;  // -1 unless nested
+  ScaleBytes scale_bytes;         // what absmax has in MXFP4 and NVFP4
+  bool global_divides;            // the global scales, those of NVFP4, divide
+  int64_t global_blocks;          // blocks that share a global scale; 0 if there is none
 };
 
 inline WeightView view_of(const Weight &weight) {
@@ -36,7 +47,10 @@ inline WeightView view_of(const Weight &weight) {
           weight.cols,
           format_row(weight.format),
           weight.blocksize_log2,
-          weight.nested_blocksize_log2};
+          weight.nested_blocksize_log2,
+          weight.scale_bytes,
+          weight.global_divides(),
+          weight.global_blocks};
 }
 
 }  // namespace nf4::cuda

@@ -624,17 +624,18 @@ const _: () = {
  that of cuBLAS, follows. The functions below say which way is expected to take less time on
  a device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
 
- The answers for NVIDIA Hopper GPUs are measured. The answers for a GPU on which nobody has
- timed libnf4 (nf4_device.timed is 0) are conservative: there, the answer is fused for up to 16
- rows of x if the GPU has a kernel for few rows of that kind of weight. A GPU with 99 KiB of
- shared memory for a thread block has none for NF4 and FP4 with x in fp32. A GPU of compute
- capability 7.5 has one only for NF4 and FP4 with x in fp16 and without a lora. For more rows, the
- answer is fused on GPUs of compute capability 8.x and 12.x that have a kernel for them: for up to
- 64 or 128 rows of x, depending on the size of the weight, and for gradients of NF4 and FP4 for up
- to 128. On 7.5 the first of these limits holds with x in fp16, except for AWQ. The answer is also
- fused for experts with few rows, and for integers that have few columns or are slow to
- dequantize. A product that the launch refuses on a GPU, such as fp32 with more than 16 rows of
- x, is dense.
+ The answers for NVIDIA Hopper GPUs are measured, except those of MXFP4 and NVFP4: their products
+ are fused for up to 64 rows of x, and dense in fp32, as their gradients are. The answers for a
+ GPU on which nobody has timed libnf4 (nf4_device.timed is 0) are conservative: there, the answer
+ is fused for up to 16 rows of x if the GPU has a kernel for few rows of that kind of weight. A
+ GPU with 99 KiB of shared memory for a thread block has none for NF4 and FP4 with x in fp32. A
+ GPU of compute capability 7.5 has none for integers, for x in other dtypes than fp16, or with a
+ lora. For more rows, the answer is fused on GPUs of compute capability 8.x and 12.x that have a
+ kernel for them: for up to 64 or 128 rows of x, depending on the size of the weight, and for
+ gradients of NF4 and FP4 for up to 128. On 7.5 the first of these limits holds with x in fp16,
+ except for AWQ. The answer is also fused for experts with few rows, and for integers that have
+ few columns or are slow to dequantize. A product that the launch refuses on a GPU, such as fp32
+ with more than 16 rows of x, is dense.
 
  For one device and the same shapes, dtypes, strides and alignments, the answer stays the same
  for the life of the process, so a caller may keep it. Other versions of the library may answer
@@ -843,6 +844,9 @@ functions! {
                dtype (on a GPU in 16 bits) or binary32 (elsewhere). y is then infinite
                or NaN. In fp16 on a GPU, the contribution of a block whose scale is more
                than 8e37 may be NaN.
+   scales      in fp16 on a GPU, a scale of MXFP4 below 2^-22 may be taken as 0. A global
+               scale may multiply the sum of x times the entries and the other scales,
+               which may overflow as above.
    fp32        on a GPU, an x is represented to within 2^-23 of itself or 2^-40 of the
                largest of 256 neighbours, whichever is more; an entry likewise, where the
                largest is that of the codebook. A result that is infinite because of an

@@ -26,7 +26,7 @@ class CodebookSource {
 
   // kVectorK columns of a stored row: the codes, and the scales of the first and the last block.
   struct Registers {
-    uint32_t words[kVectorK / 8];  // high nibble of the lowest byte first
+    uint32_t words[kVectorK / 8];  // as they are stored
     typename Scales::Fetched first_scale, last_scale;
     int count;           // columns that are in the matrix
     int in_first_block;  // columns that are in the first block
@@ -70,7 +70,7 @@ class CodebookSource {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int k = word * 8 + i;
-        const float entry = codebook_[registers.words[word] >> (4 * (i ^ 1)) & 15u];
+        const float entry = codebook_[registers.words[word] >> shift(i) & 15u];
         values[i] = k < registers.count
                         ? multiply_rn(entry, k < registers.in_first_block ? first : last)
                         : 0.0f;
@@ -80,6 +80,10 @@ class CodebookSource {
   }
 
  private:
+  // The place of a column's code in its word.
+  static constexpr __device__ int shift(int column) {
+    return 4 * (column % 8 ^ (Scales::kLowNibbleFirst ? 0 : 1));
+  }
   static __device__ __forceinline__ int stored_row() { return threadIdx.x / kVectorsPerTileK; }
   static __device__ __forceinline__ int stored_column() {
     return threadIdx.x % kVectorsPerTileK * kVectorK;
@@ -113,7 +117,8 @@ class CodebookSource {
 #pragma unroll
     for (int i = 0; i < kVectorK; ++i)
       if (i < registers.count)
-        registers.words[i / 8] |= unpack_code(args_.weight.packed, first + i) << (4 * (i % 8 ^ 1));
+        registers.words[i / 8] |=
+            unpack_code(args_.weight.packed, first + i, Scales::kLowNibbleFirst) << shift(i);
     return registers;
   }
 

@@ -235,6 +235,10 @@ class CodebookWeight {
   }
   static __device__ __forceinline__ float factor(float scale) { return scale; }
 
+  // Scales the sums of a tile of y where a kind of weight has global scales.
+  template <int MTiles>
+  static __device__ __forceinline__ void scale_sums(const Args &, int64_t,
+                                                    float (&)[2][MTiles][4]) {}
   // Adds what the sums of a tile of y lack.
   template <int MTiles>
   static __device__ __forceinline__ void finish_sums(const Args &args, int64_t first_n,

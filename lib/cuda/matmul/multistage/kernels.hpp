@@ -7,7 +7,8 @@ namespace nf4::cuda {
 
 // For weights with a codebook; args: MultistageArgs.
 struct MultistageKernels {
-  const void *of[2][kMultistageCount];  // [dtype - NF4_DTYPE_FP16][config - kFirstMultistage]
+  // [MXFP4 or NVFP4][dtype - NF4_DTYPE_FP16][config - kFirstMultistage]
+  const void *of[2][2][kMultistageCount];
 
   template <class Arch>
   static MultistageKernels make();
@@ -24,7 +25,7 @@ struct Int4MultistageKernels {
 
 // For the gradient; args: MultistageArgs.
 struct GradMultistageKernels {
-  const void *of[2][kMultistageCount];  // as above, of weights with a codebook
+  const void *of[2][kMultistageCount];  // as above, without MXFP4 and NVFP4
 
   template <class Arch>
   static GradMultistageKernels make();

@@ -27,6 +27,14 @@ struct KernelsOf<Int4Weight> {
   using Type = Int4MultistageKernels;
 };
 
+// The kernels by dtype and configuration.
+const auto &kernels_for(const GpuFamily &family, const Weight &weight) {
+  return kernels_of<MultistageKernels>(family).of[weight.has_scale_bytes()];
+}
+const auto &kernels_for(const GpuFamily &family, const TransposedWeight &) {
+  return kernels_of<GradMultistageKernels>(family).of;
+}
+
 template <class W>
 cudaError_t allow_multistage(const GpuFamily &family, const Device &device) {
   return allow_shared_memory<&KernelsOf<W>::Type::of>(family, device);
@@ -77,7 +85,7 @@ cudaError_t launch_multistage(const MatmulTarget &target, const MatmulProblemOf<
   args.matmul = matmul;
   args.decode = codebook;
   args.scale_pairs = has_scale_pairs(problem.weight);
-  const auto &kernels = kernels_of<typename KernelsOf<W>::Type>(*target.family).of;
+  const auto &kernels = kernels_for(*target.family, problem.weight);
   return launch_kernel(target, problem,
                        kernels[problem.dtype - NF4_DTYPE_FP16][config - kFirstMultistage], config,
                        args);

@@ -21,7 +21,7 @@ constexpr int kMultistageMinKTiles = 8;  // of a CTA, where CTAs share tiles
 // Shared memory, in bytes: the tables of a kind of weight, the stages of x, and the stages of the
 // weight. A warp has the words of a K-tile in registers before it multiplies it, so that a stage of
 // the weight is free sooner, and there is one less. The tables of a codebook are the LUT and
-// nested_code; integers have none.
+// nested_code, those of MXFP4 and NVFP4 the LUT and the scales; integers have none.
 constexpr int kMultistageLutBytes = 32 << 10;
 constexpr int kMultistageCodeBytes = 1024;
 // The gradient's scales of two K-tiles, behind nested_code: one for each column and 64 rows.
@@ -58,7 +58,7 @@ constexpr bool has_multistage_tile(WeightKind kind, int tile_m, bool async_copie
 constexpr bool multistage_configs_fit() {
   for (int i = kFirstMultistage; i < kMatmulConfigCount; ++i)
     for (const WeightKind kind :
-         {WeightKind::kCodebook, WeightKind::kInt4, WeightKind::kTransposed})
+         {WeightKind::kCodebook, WeightKind::kInt4, WeightKind::kTransposed, WeightKind::kE2m1})
       if (kMatmulConfigs[i].tile_n != kMultistageTileN ||
           multistage_smem_bytes(kind, kMatmulConfigs[i].tile_m, true) > 99 << 10)
         return false;

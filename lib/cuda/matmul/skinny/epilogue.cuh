@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/element.cuh"
 #include "cuda/lora/cta_args.hpp"
 #include "cuda/lora/term.cuh"
 #include "cuda/matmul/skinny/args.hpp"
+#include "cuda/weight/e2m1.cuh"
 
 namespace nf4::cuda {
 namespace {
@@ -55,6 +57,11 @@ __device__ __forceinline__ float add_partials(const float *partial, int warps) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
+// The base of products with MXFP4 and NVFP4 weights, whose outputs have global scales.
+struct E2m1Mma {};
+template <class WarpMma>
+constexpr bool kHasGlobalScales = std::is_base_of_v<E2m1Mma, WarpMma>;
+
 // An output of a group: everything needed to add up the warps' sums and to store it. It is computed
 // before the sums are complete.
 template <class T, class WarpMma>
@@ -77,6 +84,8 @@ class Epilogue {
     y_ = static_cast<T *>(matmul.y) + m * matmul.y_stride + rows.first + row;
     if (matmul.bias != nullptr)
       bias_ = to_float(static_cast<const T *>(matmul.bias)[rows.first + row]);
+    if constexpr (kHasGlobalScales<WarpMma>)
+      scale_ = GlobalScales(matmul.weight).of(rows.first + row);
   }
 
   // The adapter's part of output `index`, once its product with x is complete: [m][product_stride +
@@ -97,7 +106,7 @@ class Epilogue {
   __device__ __forceinline__ void store(int warps, float unit) const {
     if (!in_bounds_) return;
     const float sum = add_partials<WarpMma>(partial_, warps);
-    *y_ = from_float<T>(__fmaf_rn(sum, unit, bias_));
+    *y_ = from_float<T>(__fmaf_rn(sum, unit * scale_, bias_));
   }
 
  private:
@@ -110,6 +119,7 @@ class Epilogue {
   const float *partial_;
   T *y_;
   float bias_ = 0;
+  float scale_ = 1;
   bool in_bounds_;
 };
 

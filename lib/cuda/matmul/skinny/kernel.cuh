@@ -19,6 +19,7 @@
 #include "cuda/element.cuh"
 #include "cuda/lora/ctas.cuh"
 #include "cuda/matmul/skinny/args.hpp"
+#include "cuda/matmul/skinny/e2m1_mainloop.cuh"
 #include "cuda/matmul/skinny/epilogue.cuh"
 #include "cuda/matmul/skinny/fp32_mainloop.cuh"
 #include "cuda/matmul/skinny/mainloop.cuh"
@@ -42,14 +43,20 @@ __device__ __forceinline__ void prefetch_rows(const SkinnyArgs &args, const CtaR
 }
 
 // All threads of the CTA call it, and a barrier must follow. It returns the unit of the sums.
-template <class T, class Lut, int kThreads>
+template <class T, class Scales, class Lut, int kThreads>
 __device__ __forceinline__ float build_lut(const SkinnyArgs &args, float entry, uint8_t *shared) {
   if constexpr (std::is_same_v<T, float>) {
     return fill_split_lut<kThreads>(shared, entry);
   } else {
     float unit;
     const uint32_t entry = lane_entry<T>(args.codebook, args.matmul.weight.codebook, unit);
-    fill_lut<4, kThreads, Lut>(shared, static_cast<int>(threadIdx.x), entry, pack_entries);
+    const auto fill = [&](uint32_t entry, auto pack) {
+      fill_lut<4, kThreads, Lut>(shared, static_cast<int>(threadIdx.x), entry, pack);
+    };
+    if constexpr (Scales::kLowNibbleFirst)
+      fill(E2m1<T>::with_factor(entry), pack_low_first);
+    else
+      fill(entry, pack_entries);
     return unit;
   }
 }
@@ -141,7 +148,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
     if (first == 0) {
       pipeline.load_next();
       pdl_launch_dependents<Arch>();
-      unit = build_lut<T, Lut, kThreads>(args, entry, shared);
+      unit = build_lut<T, Scales, Lut, kThreads>(args, entry, shared);
     }
     scales.publish(first == 0);
 #pragma unroll 1
@@ -164,7 +171,7 @@ __device__ __forceinline__ void run_cta(const SkinnyArgs &args, int cta) {
       for (int tile = first_tile; first + tile < group.end; tile += args.work.n_warps) {
         const auto find_scales = [&] {
           scales.wait(phase);
-          const float2 found = scales.get(cursor, thread_in_group, offset);
+          const auto found = scales.get(cursor, thread_in_group, offset);
           scales.advance(cursor);
           return found;
         };

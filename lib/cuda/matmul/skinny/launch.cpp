@@ -49,18 +49,17 @@ int plan_skinny_smem(const SkinnyLayout &layout, int max_m, int64_t tiles, const
   const SkinnySmem smem = skinny_smem(layout, max_m, gpu.tensor_maps);
   const MatmulArgs &matmul = args.matmul;
   SkinnyWork &work = args.work;
-  const bool nested = matmul.weight.nested_absmax != nullptr;
   args.scale_pitch = static_cast<int>(skinny_scale_pitch(work.k_tiles));
   args.item_step = work.n_warps * kWarpTileN * args.scale_pitch;
   args.element_step = work.n_warps * kWarpTileN * static_cast<int>(matmul.weight.cols);
   args.row_step = 32 * layout.warps / work.k_tiles;
   args.k_tile_step = 32 * layout.warps % work.k_tiles;
-  args.whole_items = matmul.weight.blocksize_log2 == 6 && matmul.weight.cols % kWarpTileK == 0 &&
-                     is_multiple(matmul.weight.absmax, nested ? 4 : 16);
+  args.whole_items =
+      (matmul.weight.blocksize_log2 == 6 || matmul.weight.scale_bytes != ScaleBytes::kNone) &&
+      matmul.weight.cols % kWarpTileK == 0 &&
+      is_multiple(matmul.weight.absmax, skinny_item_bytes(matmul.weight));
 
-  const SkinnyScaleBytes scales =
-      skinny_scale_bytes(matmul.weight.cols, nested,
-                         matmul.weight.blocksize_log2 + matmul.weight.nested_blocksize_log2);
+  const SkinnyScaleBytes scales = skinny_scale_bytes(matmul.weight);
   const int64_t lora_bytes = shared_lora_bytes(matmul.m, args.lora.stride);
   work.group_tiles =
       even_groups(tiles, skinny_tiles_that_fit(smem, scales, gpu.shared_bytes - lora_bytes));

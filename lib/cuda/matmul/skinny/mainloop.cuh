@@ -64,18 +64,24 @@ __device__ __forceinline__ void load_b(const T *x, bool in_bounds, uint32_t *b) 
 
 // D += 8 columns of two rows of the weight times x, for each of MTiles tiles of 8 rows of x.
 template <class T, class Arch = Sm80, class Pairs, int MTiles>
-__device__ __forceinline__ void mma_word(Pairs pairs, uint32_t word, uint32_t word8,
+__device__ __forceinline__ void mma_word(Pairs pairs, Pairs pairs8, uint32_t word, uint32_t word8,
                                          const uint32_t (&x)[MTiles][32], int first,
                                          float (&d)[MTiles][4]) {
-  const uint32_t a0[4] = {pairs.template pair<0>(word), pairs.template pair<0>(word8),
-                          pairs.template pair<1>(word), pairs.template pair<1>(word8)};
-  const uint32_t a1[4] = {pairs.template pair<2>(word), pairs.template pair<2>(word8),
-                          pairs.template pair<3>(word), pairs.template pair<3>(word8)};
+  const uint32_t a0[4] = {pairs.template pair<0>(word), pairs8.template pair<0>(word8),
+                          pairs.template pair<1>(word), pairs8.template pair<1>(word8)};
+  const uint32_t a1[4] = {pairs.template pair<2>(word), pairs8.template pair<2>(word8),
+                          pairs.template pair<3>(word), pairs8.template pair<3>(word8)};
 #pragma unroll
   for (int i = 0; i < MTiles; ++i) {
     mma_m16n8k16_on<Arch>(T{}, d[i], a0, x[i][first], x[i][first + 1]);
     mma_m16n8k16_on<Arch>(T{}, d[i], a1, x[i][first + 2], x[i][first + 3]);
   }
+}
+template <class T, class Arch = Sm80, class Pairs, int MTiles>
+__device__ __forceinline__ void mma_word(Pairs pairs, uint32_t word, uint32_t word8,
+                                         const uint32_t (&x)[MTiles][32], int first,
+                                         float (&d)[MTiles][4]) {
+  mma_word<T, Arch>(pairs, pairs, word, word8, x, first, d);
 }
 
 // Four lanes have sums of two rows of the weight and two of x. Each lane adds up one output: of row
@@ -175,7 +181,7 @@ struct WarpMmaM2 {
     return FragmentLane().thread_in_group * 32 + i * 16;
   }
 
- private:
+ protected:
   // The number of the second chunk differs in its lowest bit.
   __device__ __forceinline__ uint4 words(const StageTile &tile, int i, int half) const {
     return tile.chunk((lane_offset ^ i * 16) + half * 8 * (kWarpTileK / 2));
@@ -252,7 +258,7 @@ struct WarpMmaM8 {
     return block * (kScaleK / 2) + FragmentLane().thread_in_group * 8;
   }
 
- private:
+ protected:
   static __device__ __forceinline__ uint2 words(const StageTile &tile, int block, int half) {
     const int t = FragmentLane().thread_in_group;
     return tile.half_chunk(row(half), block * 2 + t / 2, t % 2);

@@ -14,11 +14,11 @@ namespace {
 // Copies by cp.async, if the architecture has it.
 template <class Arch, class Item>
 __device__ __forceinline__ void copy_item(Item *to, const Item *from) {
-  static_assert(sizeof(Item) == 4 || sizeof(Item) == 16);
+  static_assert(sizeof(Item) == 4 || sizeof(Item) == 8 || sizeof(Item) == 16);
   if constexpr (!Arch::kTensorCores)
     *to = *from;
-  else if constexpr (sizeof(Item) == 4)
-    cp_async_4(to, from);
+  else if constexpr (sizeof(Item) < 16)
+    cp_async_small<sizeof(Item)>(to, from);
   else
     cp_async_16(to, from, 16);
 }

@@ -101,17 +101,27 @@ constexpr int kScaleCodeCopies = 4;
 // Odd: the scales of 8 rows lie in different banks.
 constexpr int64_t skinny_scale_pitch(int64_t k_tiles) { return k_tiles | 1; }
 
-// Bytes of shared memory: of the scale code, and of a row of warp tiles beside partial sums.
+// Bytes of shared memory: of the scale code, and of a row of warp tiles beside partial sums. An
+// item has the scales of a warp tile's row.
 struct SkinnyScaleBytes {
   int64_t code;
   int64_t nested;
   int64_t items;
 };
-constexpr SkinnyScaleBytes skinny_scale_bytes(int64_t cols, bool nested, int elements_log2) {
-  const int64_t k_tiles = ceil_divide(cols, kWarpTileK);
+// `W` is a Weight or a WeightView.
+template <class W>
+constexpr int skinny_item_bytes(const W &weight) {
+  if (weight.scale_bytes != ScaleBytes::kNone) return kWarpTileK >> weight.blocksize_log2;
+  return weight.nested_blocksize_log2 >= 0 ? 4 : 16;
+}
+template <class W>
+constexpr SkinnyScaleBytes skinny_scale_bytes(const W &weight) {
+  const bool nested = weight.nested_blocksize_log2 >= 0;
+  const int64_t items = kWarpTileN * skinny_scale_pitch(ceil_divide(weight.cols, kWarpTileK));
+  const int elements_log2 = nested ? weight.blocksize_log2 + weight.nested_blocksize_log2 : 0;
   return {nested ? kScaleCodeSize * kScaleCodeCopies * 4 : 0,
-          nested ? 4 * ceil_divide(kWarpTileN * cols, int64_t{1} << elements_log2) : 0,
-          kWarpTileN * skinny_scale_pitch(k_tiles) * (nested ? 4 : 16)};
+          nested ? 4 * ceil_divide(kWarpTileN * weight.cols, int64_t{1} << elements_log2) : 0,
+          items * skinny_item_bytes(weight)};
 }
 
 // Rows between the scales of a group and those of the next where they are [group][row]: an odd

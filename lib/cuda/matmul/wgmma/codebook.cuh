@@ -42,6 +42,7 @@ struct CodebookKind {
   static constexpr ScaleOn scale_on(ScaleOn of_config) { return of_config; }
 
   static constexpr bool kGroups = false;
+  static constexpr bool kGlobalScales = false;
   static constexpr bool kLora = Lora;
   static constexpr bool kSplitK = true;  // if the configuration has it
   static constexpr int kLutBytes = 65536;

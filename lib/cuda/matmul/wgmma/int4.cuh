@@ -32,6 +32,7 @@ struct Int4Kind {
   static constexpr int kAwqDistance = Tile::kTileN / 4 + 2;
 
   static constexpr bool kGroups = true;  // groups of steps share scales
+  static constexpr bool kGlobalScales = false;
   static constexpr bool kLora = false;
   static constexpr bool kSplitK = true;
   static constexpr int kLutBytes = 0;

@@ -61,6 +61,15 @@ struct WarpgroupRegisters {
   static constexpr int kConsumer = Tile::kWarpgroups == 2 ? 224 : 104;
 };
 
+// Applies the global scales of a kind of weight that has them.
+template <class Tile, class Scheduler>
+__device__ __forceinline__ void scale_sums([[maybe_unused]] const typename Tile::Args &args,
+                                           [[maybe_unused]] const Scheduler &scheduler,
+                                           [[maybe_unused]] typename Tile::Accumulators &sums) {
+  if constexpr (Tile::Kind::kGlobalScales)
+    Tile::Kind::template scale_sums<Tile>(args, scheduler.work_tile(), sums);
+}
+
 template <class Mainloop, class Scheduler, class Epilogue, class Tile>
 __device__ __forceinline__ void consume(const typename Tile::Args &args, SharedStorage<Tile> shared,
                                         Epilogue &epilogue) {
@@ -69,11 +78,14 @@ __device__ __forceinline__ void consume(const typename Tile::Args &args, SharedS
     // The calls of work_tile() compute the work tile anew, so that it takes no registers in the
     // mainloop.
     if constexpr (Scheduler::kReadsMemory) {
-      mainloop.run(scheduler.work_tile(), scheduler.rows(),
-                   [&] { epilogue.store(scheduler, mainloop.sums()); });
+      mainloop.run(scheduler.work_tile(), scheduler.rows(), [&] {
+        scale_sums<Tile>(args, scheduler, mainloop.sums());
+        epilogue.store(scheduler, mainloop.sums());
+      });
       continue;
     }
     mainloop.run(scheduler.work_tile());
+    scale_sums<Tile>(args, scheduler, mainloop.sums());
     if constexpr (Tile::Kind::kLora)
       if (args.lora.k_tiles > 0)  // otherwise no work tile is computed
         mainloop.add_lora(lora_k_tiles<Tile>(args, scheduler.work_tile()), args.lora.k_steps,

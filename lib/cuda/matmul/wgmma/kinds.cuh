@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/matmul/wgmma/codebook.cuh"
+#include "cuda/matmul/wgmma/e2m1.cuh"
 #include "cuda/matmul/wgmma/int4.cuh"
 #include "cuda/matmul/wgmma/transposed.cuh"
 

@@ -30,6 +30,8 @@ const WgmmaKernels *find(int compute_capability, WgmmaTable table) {
     case WgmmaTable::kCompressedTensors:
       return exact_kernels_for<WgmmaKernelsOf<WgmmaTable::kCompressedTensors, Experts>>(
           compute_capability);
+    case WgmmaTable::kE2m1:
+      return exact_kernels_for<WgmmaKernelsOf<WgmmaTable::kE2m1, Experts>>(compute_capability);
   }
   return nullptr;
 }

@@ -26,10 +26,12 @@ struct WgmmaKernels {
 };
 
 // A table for each kind of weight, and for each layout of integers.
-enum class WgmmaTable : uint8_t { kCodebook, kTransposed, kGptq, kAwq, kCompressedTensors };
-constexpr int kWgmmaTableCount = 5;
+enum class WgmmaTable : uint8_t { kCodebook, kTransposed, kGptq, kAwq, kCompressedTensors, kE2m1 };
+constexpr int kWgmmaTableCount = 6;
 
-constexpr WgmmaTable table_of(const Weight &) { return WgmmaTable::kCodebook; }
+constexpr WgmmaTable table_of(const Weight &weight) {
+  return weight.has_scale_bytes() ? WgmmaTable::kE2m1 : WgmmaTable::kCodebook;
+}
 constexpr WgmmaTable table_of(const TransposedWeight &) { return WgmmaTable::kTransposed; }
 constexpr WgmmaTable table_of(const Int4Weight &weight) {
   return weight.layout == NF4_INT4_GPTQ  ? WgmmaTable::kGptq

@@ -1,0 +1,100 @@
+// A warp's product of a warp tile of an MXFP4 or NVFP4 weight with its part of x. What scales
+// multiply depends on which columns a lane has: with up to 2 rows of x the sums of 16 columns, else
+// the weights.
+#pragma once
+
+#include "cuda/matmul/skinny/e2m1_scale_stage.cuh"
+#include "cuda/matmul/skinny/epilogue.cuh"
+#include "cuda/matmul/skinny/mainloop.cuh"
+#include "cuda/weight/e2m1.cuh"
+
+namespace nf4::cuda {
+namespace {
+
+// One of the two numbers of a word.
+template <class T>
+__device__ __forceinline__ float half_of(uint32_t word, int upper) {
+  const uint16_t bits = upper ? word >> 16 : word & 0xffffu;
+  return to_float(*reinterpret_cast<const T *>(&bits));
+}
+
+// A look-up times a scale.
+template <class T, class AnyLut>
+struct ScaledPairs {
+  AnyLut lut;
+  uint32_t scale;  // twice
+
+  template <int Byte>
+  __device__ __forceinline__ uint32_t pair(uint32_t word) const {
+    return E2m1<T>::multiply(lut.template pair<Byte>(word), scale);
+  }
+};
+
+template <class T, class Arch = Sm80>
+struct E2m1MmaM2 : WarpMmaM2<T, Arch>, E2m1Mma {
+  // See WarpMmaM2::add.
+  template <class Tile, class AnyLut, class FindScales>
+  __device__ __forceinline__ void add(const Tile &tile, AnyLut lut, FindScales find_scales,
+                                      bool accumulate, float *partial) const {
+    float d[4][1][4] = {};  // of 16 columns each
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 w = this->words(tile, i, 0), w8 = this->words(tile, i, 1);
+      mma_word<T, Arch>(lut, w.x, w8.x, this->x, i * 16, d[i * 2]);
+      mma_word<T, Arch>(lut, w.y, w8.y, this->x, i * 16 + 4, d[i * 2]);
+      mma_word<T, Arch>(lut, w.z, w8.z, this->x, i * 16 + 8, d[i * 2 + 1]);
+      mma_word<T, Arch>(lut, w.w, w8.w, this->x, i * 16 + 12, d[i * 2 + 1]);
+    }
+    const TileScaleBytes scales = find_scales();
+    uint32_t of[4];
+    scales.of_columns(FragmentLane().thread_in_group, of);
+    E2m1<T>::to_scales(scales.kind, of);
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        sums[k] = __fmaf_rn(half_of<T>(of[k / 2 * 2 + i / 2], i % 2), d[i][0][k], sums[k]);
+    store_quad_sums(sums, accumulate, partial);
+  }
+};
+
+template <class T, int MTiles, class Arch = Sm80>
+struct E2m1MmaM8 : WarpMmaM8<T, MTiles, Arch>, E2m1Mma {
+  // See WarpMmaM2::add.
+  template <class Tile, class AnyLut, class FindScales>
+  __device__ __forceinline__ void add(const Tile &tile, AnyLut lut, FindScales find_scales,
+                                      bool accumulate, float *partial) const {
+    using Pairs = ScaledPairs<T, AnyLut>;
+    const FragmentLane lane;
+    const TileScaleBytes scales = find_scales();
+    uint32_t of[4];
+    scales.of_blocks(lane.thread_in_group, of);
+    E2m1<T>::to_scales(scales.kind, of);
+    float d[2][MTiles][4] = {};  // two chains of products
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      const uint2 w = this->words(tile, block, 0), w8 = this->words(tile, block, 1);
+      const Pairs pairs{lut, E2m1<T>::twice(of[block / 2], block % 2)};
+      const Pairs pairs8{lut, E2m1<T>::twice(of[2 + block / 2], block % 2)};
+      mma_word<T, Arch>(pairs, pairs8, w.x, w8.x, this->x, block * 8, d[0]);
+      mma_word<T, Arch>(pairs, pairs8, w.y, w8.y, this->x, block * 8 + 4, d[1]);
+    }
+#pragma unroll
+    for (int i = 0; i < MTiles; ++i)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) d[0][i][k] += d[1][i][k];
+    store_sums(lane, d[0], accumulate, partial);
+  }
+};
+
+// What multiplies a weight with such scales.
+template <class T, class Scales, class Arch = Sm80>
+using SkinnyMmaM2 =
+    std::conditional_t<Scales::kLowNibbleFirst, E2m1MmaM2<T, Arch>, WarpMmaM2<T, Arch>>;
+template <class T, class Scales, int MTiles, class Arch = Sm80>
+using SkinnyMmaM8 = std::conditional_t<Scales::kLowNibbleFirst, E2m1MmaM8<T, MTiles, Arch>,
+                                       WarpMmaM8<T, MTiles, Arch>>;
+
+}  // namespace
+}  // namespace nf4::cuda
