@@ -14,7 +14,6 @@ template <class W, class Tensor>
 nf4_status dequant_launch(const Tensor *weight, void *out, nf4_dtype dtype, nf4_stream stream) {
   DequantProblemOf<W> problem;
   if (const nf4_status status = validate_dequant(weight, out, dtype, problem)) return status;
-  if (const nf4_status status = validate_format(problem.weight)) return status;
   if (problem.weight.elements == 0) return NF4_STATUS_OK;
   return cuda::dequant(problem, stream);
 }

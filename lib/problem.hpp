@@ -5,10 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/scale_bytes.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4 {
+
+enum class ScaleBytes : uint8_t;  // core/scale_bytes.hpp
 
 constexpr int element_bytes(nf4_dtype dtype) { return dtype == NF4_DTYPE_FP32 ? 4 : 2; }
 
@@ -32,7 +33,7 @@ struct Weight {
   const float *codebook;  // NULL: the format's own codebook
 
   bool nested() const { return nested_blocksize_log2 >= 0; }
-  constexpr bool has_scale_bytes() const { return scale_bytes != ScaleBytes::kNone; }
+  constexpr bool has_scale_bytes() const { return scale_bytes != ScaleBytes{}; }
   bool low_nibble_first() const { return has_scale_bytes(); }
   bool global_divides() const { return scale_rule == NF4_GLOBAL_DIVISOR; }
   int scale_size() const { return nested() || has_scale_bytes() ? 1 : 4; }

@@ -119,12 +119,6 @@ nf4_status validate_pointers(const nf4_tensor &tensor) {
   return NF4_STATUS_OK;
 }
 
-nf4_status validate_format(const Weight &weight, const char *where) {
-  if (!weight.has_scale_bytes()) return NF4_STATUS_OK;
-  return fail(NF4_STATUS_INVALID_ARGUMENT, "format is %d (%s); expected 1 (FP4) or 2 (NF4) %s",
-              weight.format, kFormats[format_row(weight.format)].name, where);
-}
-
 nf4_status validate_shape(const nf4_tensor *tensor, Weight &weight) {
   if (tensor == nullptr) return fail(NF4_STATUS_INVALID_ARGUMENT, "the nf4_tensor is NULL");
   if (const nf4_status status =
@@ -172,7 +166,6 @@ template nf4_status validate_dequant(const nf4_int4_tensor *, void *, nf4_dtype,
 nf4_status validate_quantize(const void *in, nf4_dtype dtype, const nf4_tensor *tensor,
                              void *workspace, size_t workspace_bytes, QuantizeProblem &problem) {
   if (const nf4_status status = validate_weight(tensor, problem.weight)) return status;
-  if (const nf4_status status = validate_format(problem.weight, "to quantize")) return status;
   if (const nf4_status status = validate_dtype("in_dtype", dtype)) return status;
   problem.in = in;
   problem.dtype = dtype;

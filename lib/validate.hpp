@@ -91,10 +91,6 @@ bool gpu_refuses(const Int4GroupedProblem &problem);
 nf4_status validate_grouped_on_gpu(const GroupedProblem &problem);
 nf4_status validate_grouped_on_gpu(const Int4GroupedProblem &problem);
 
-// GPUs have no kernels for MXFP4 and NVFP4.
-nf4_status validate_format(const Weight &weight, const char *where = "on a GPU");
-inline nf4_status validate_format(const Int4Weight &) { return NF4_STATUS_OK; }
-
 nf4_status validate_workspace(size_t given, int64_t needed);
 
 nf4_status validate_threads(int32_t threads);

@@ -164,15 +164,11 @@ const Variant &variant_in_use() {
   return forced_variant != nullptr ? *forced_variant : best_variant();
 }
 
-const Variant &variant_for(const Weight &weight) {
-  return weight.has_scale_bytes() ? *std::prev(std::end(kVariants)) : variant_in_use();
-}
-
 void force_variant(const Variant *variant) { forced_variant = variant; }
 
 void dequant(const DequantProblem &problem, int threads) {
   const CallEnvironment environment;
-  const Variant &variant = variant_for(problem.weight);
+  const Variant &variant = variant_in_use();
   parallel_for(problem.weight.blocks, blocks_per_thread(problem.weight, kDequantElementsPerThread),
                threads,
                [&](int64_t begin, int64_t end) { variant.dequant(problem, {begin, end}); });
@@ -182,6 +178,10 @@ void quantize(const QuantizeProblem &problem, int threads) {
   const CallEnvironment environment;
   const Variant &variant = variant_in_use();
   const Weight &weight = problem.weight;
+  if (weight.has_scale_bytes())
+    return parallel_for(weight.blocks, blocks_per_thread(weight, kQuantizeElementsPerThread),
+                        threads,
+                        [&](int64_t begin, int64_t end) { quantize_e2m1(problem, {begin, end}); });
   float *scales = static_cast<float *>(weight.nested() ? problem.workspace : weight.absmax);
   parallel_for(
       weight.blocks, blocks_per_thread(weight, kQuantizeElementsPerThread), threads,
@@ -195,7 +195,7 @@ void quantize(const QuantizeProblem &problem, int threads) {
 // Computes the adapter's product, which the matmul and the gradient read.
 void lora_product(const MatmulProblem &problem, int threads) {
   if (problem.lora.rank == 0) return;
-  const Variant &variant = variant_for(problem.weight);
+  const Variant &variant = variant_in_use();
   const int64_t products = problem.lora.rank * problem.x_columns();
   parallel_for(problem.m, std::max<int64_t>(1, kProductsPerThread / products), threads,
                [&](int64_t begin, int64_t end) { variant.lora_product(problem, {begin, end}); });
@@ -208,21 +208,21 @@ void matmul(const MatmulProblem *problems, int count, int threads) {
   const Partition partition(problems, count, threads_of(threads));
   RoundedCodebook codebooks[NF4_MATMUL_BATCH_MAX];
   for (int i = 0; i < count; ++i) {
-    const Variant &variant = variant_for(problems[i].weight);
+    const Variant &variant = variant_in_use();
     if (!problems[i].empty() && variant.bf16_codebook != nullptr)
       codebooks[i] = variant.bf16_codebook(problems[i]);
   }
   parallel_for(partition.units(), partition.units_per_thread(), threads,
                [&](int64_t begin, int64_t end) {
                  partition.for_each(begin, end, [&](int i, RowRange n) {
-                   variant_for(problems[i].weight).matmul(problems[i], codebooks[i], n);
+                   variant_in_use().matmul(problems[i], codebooks[i], n);
                  });
                });
 }
 
 void matmul_grad(const MatmulProblem &problem, int threads) {
   const CallEnvironment environment;
-  const Variant &variant = variant_for(problem.weight);
+  const Variant &variant = variant_in_use();
   lora_product(problem, threads);
   constexpr int64_t kUnit = 128;
   const int64_t products_of_unit = problem.m * std::max<int64_t>(1, problem.weight.rows) * kUnit;

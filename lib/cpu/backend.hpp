@@ -54,8 +54,6 @@ struct VariantList {
 VariantList variants();
 
 const Variant &variant_in_use();
-// The scalar reference alone has MXFP4 and NVFP4.
-const Variant &variant_for(const Weight &weight);
 
 // For tests: sets the variant that every later call uses; NULL restores the choice by CPU features.
 // Not thread safe.

@@ -105,7 +105,7 @@ RoundedCodebook codebook_of(const Variant &variant, const GroupedProblem &proble
 
 void matmul_grouped(const GroupedProblem &problem, int threads) {
   const CallEnvironment environment;
-  const Variant &variant = variant_for(problem.weight);
+  const Variant &variant = variant_in_use();
   const RoundedCodebook codebook = codebook_of(variant, problem);
   for_experts(problem, threads,
               [&](int32_t expert, const MatmulProblem &product, RowRange columns) {

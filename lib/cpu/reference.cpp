@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/encode.hpp"
+#include "core/encode_e2m1.hpp"
 #include "cpu/dtypes.hpp"
 #include "cpu/weight/scales.hpp"
 
@@ -35,6 +36,30 @@ float quantize_block(const Weight &weight, const Quantizer &quantizer, const T *
     weight.packed[i / 2] = pack_codes(even, odd);
   }
   return absmax;
+}
+
+// The scale byte of a block of MXFP4 or NVFP4.
+uint8_t encode_scale_byte(const Weight &weight, int64_t block, float absmax) {
+  if (weight.scale_bytes == ScaleBytes::kE8M0)
+    return static_cast<uint8_t>(e8m0_scale(absmax, weight.scale_rule));
+  return static_cast<uint8_t>(e4m3_scale(absmax, weight.nested_absmax[block / weight.global_blocks],
+                                         weight.global_divides()));
+}
+
+template <class T>
+void quantize_e2m1_block(const Weight &weight, const T *in, int64_t block) {
+  in += block * weight.blocksize();
+  float absmax = 0;
+  for (int64_t i = 0; i < weight.blocksize(); ++i)
+    absmax = std::max(absmax, finite_magnitude(to_float(in[i])));
+  static_cast<uint8_t *>(weight.absmax)[block] = encode_scale_byte(weight, block, absmax);
+  const float scale = block_scale(weight, block);
+  uint8_t *packed = weight.packed + block * weight.blocksize() / 2;
+  for (int64_t i = 0; i < weight.blocksize(); i += 2) {
+    const uint32_t even = e2m1_code(divide_rn(to_float(in[i]), scale));
+    const uint32_t odd = e2m1_code(divide_rn(to_float(in[i + 1]), scale));
+    packed[i / 2] = pack_codes(odd, even);
+  }
 }
 
 double entry_times_scale(const Weight &weight, const float *entries, int64_t element) {
@@ -148,6 +173,13 @@ void quantize_reference(const QuantizeProblem &problem, float *absmax, BlockRang
       absmax[block] = quantize_block(weight, quantizer,
                                      static_cast<const decltype(type) *>(problem.in), first, last);
     }
+  });
+}
+
+void quantize_e2m1(const QuantizeProblem &problem, BlockRange blocks) {
+  with_dtype(problem.dtype, [&](auto type) {
+    for (int64_t block = blocks.begin; block < blocks.end; ++block)
+      quantize_e2m1_block(problem.weight, static_cast<const decltype(type) *>(problem.in), block);
   });
 }
 

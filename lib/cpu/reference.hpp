@@ -10,6 +10,8 @@ namespace nf4::cpu {
 
 void dequant_reference(const DequantProblem &problem, BlockRange blocks);
 void quantize_reference(const QuantizeProblem &problem, float *absmax, BlockRange blocks);
+// Quantizes blocks to MXFP4 or NVFP4. All variants use it.
+void quantize_e2m1(const QuantizeProblem &problem, BlockRange blocks);
 
 // Like Variant::quantize_scales, on one thread and without partial sums.
 void quantize_scales_reference(const Weight &weight, const float *scales, double *, int);

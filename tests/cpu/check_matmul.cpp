@@ -79,6 +79,20 @@ TEST_CASE("every variant multiplies within the rounding of its sums", "[matmul]"
       }
 }
 
+TEST_CASE("every variant multiplies MXFP4 and NVFP4", "[matmul]") {
+  constexpr XKind kKinds[] = {XKind::kOrdinary, XKind::kOutliers, XKind::kNotFinite};
+  uint64_t stream = 0x4800000;
+  for (const nf4_dtype dtype : kDtypes)
+    for (const CaseClass &kind : byte_classes(dtype))
+      for (int i = 0; i < cases_of(kShapes); ++i) {
+        Rng rng(++stream);
+        const MatmulCase test = random_matmul_case(rng, kind, CodebookKind::kNf4,
+                                                   random_matmul_shape(rng), rng.pick(kKinds));
+        INFO(describe(test, stream));
+        check_matmul(test, rng);
+      }
+}
+
 TEMPLATE_TEST_CASE("many rows of x and of the weight are multiplied in parts", "[matmul]",
                    HostWeight, HostInt4Weight) {
   for (const nf4_dtype dtype : kDtypes) {

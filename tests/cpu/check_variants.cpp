@@ -187,6 +187,34 @@ TEST_CASE("every variant dequantizes to the bits of the reference", "[cpu]") {
   });
 }
 
+TEST_CASE("every variant dequantizes MXFP4 and NVFP4 to the bits of the reference", "[cpu]") {
+  uint64_t stream = 0x31000000;
+  for (const nf4_dtype dtype : kDtypes)
+    for (const CaseClass &kind : byte_classes(dtype))
+      for (int i = 0; i < cases_of(kShapes); ++i) {
+        Rng rng(++stream);
+        const int64_t cols = rng.between(1, 40) * kind.blocksize;
+        const HostWeight weight = random_byte_weight(rng, kind, rng.between(1, 60), cols, false);
+        INFO(describe(weight, dtype, stream));
+        check_dequant(weight, dtype, rng, rng.pick(kThreads));
+      }
+}
+
+TEST_CASE("any number of threads quantizes to the same MXFP4 and NVFP4", "[cpu]") {
+  uint64_t stream = 0x32000000;
+  for (const nf4_dtype dtype : kDtypes)
+    for (const CaseClass &kind : byte_classes(dtype))
+      for (int i = 0; i < cases_of(kShapes); ++i) {
+        Rng rng(++stream);
+        const int64_t cols = rng.between(1, 40) * kind.blocksize;
+        const HostWeight weight = random_byte_weight(rng, kind, rng.between(1, 60), cols, true);
+        std::vector<uint8_t> in(weight.elements() * dtype_bytes(dtype));
+        rng.fill(in.data(), in.size());
+        INFO(describe(weight, dtype, stream));
+        check_quantize({dtype, in, weight, 0}, rng);
+      }
+}
+
 TEST_CASE("every variant quantizes to the bytes of the reference", "[cpu]") {
   for_every_class(0x2000000, [](Rng &rng, uint64_t stream, CaseClass kind, CodebookKind codebook) {
     const QuantizeCase test =

@@ -158,6 +158,23 @@ TEST_CASE("quantize gives the bytes of the reference", "[cuda]") {
   sweep(0x4000000, random_quantize_case, check_quantize);
 }
 
+TEST_CASE("MXFP4 and NVFP4 have the bits of the reference", "[cuda][e2m1]") {
+  const Stream stream;
+  uint64_t number = 0x33000000;
+  for (const nf4_dtype dtype : kDtypes)
+    for (const CaseClass &kind : byte_classes(dtype))
+      for (int i = 0; i < shapes(); ++i) {
+        Rng rng(++number);
+        const int64_t cols = rng.between(1, 60) * kind.blocksize;
+        DequantCase stored{dtype, random_byte_weight(rng, kind, rng.between(1, 90), cols, false)};
+        INFO(describe(stored.weight, dtype, number));
+        check_dequant(stored, rng, stream);
+        QuantizeCase dense{dtype, std::vector<uint8_t>(stored.out_bytes()), stored.weight, 0};
+        rng.fill(dense.in.data(), dense.in.size());
+        check_quantize(dense, rng, stream);
+      }
+}
+
 // Prefetching begins beyond 8M elements; of the outputs, those of 32 bits and 18M elements are not
 // kept in L2.
 TEST_CASE("dequantize of enough elements to prefetch", "[cuda]") {

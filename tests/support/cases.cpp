@@ -5,6 +5,7 @@
 #include <limits>
 #include <sstream>
 
+#include "core/scale_bytes.hpp"
 #include "support/values.hpp"
 
 namespace nf4::test {
@@ -151,6 +152,15 @@ HostWeight random_byte_weight(Rng &rng, const CaseClass &kind, int64_t rows, int
   for (float &global : globals) global = 0.5f + rng.uniform();
   weight.bytes[kNestedAbsmax] = bytes_of(globals);
   return weight;
+}
+
+float byte_scale_of(const nf4_tensor &weight, int64_t element) {
+  const uint32_t byte = static_cast<const uint8_t *>(weight.absmax)[element / weight.blocksize];
+  if (weight.format == NF4_FORMAT_MXFP4) return bits_float(e8m0_bits(byte));
+  const int64_t row = element / weight.cols;
+  const float global =
+      weight.nested_absmax[weight.nested_blocksize == 0 ? 0 : row / weight.nested_blocksize];
+  return global_scaled(e4m3_value(byte), global, weight.scale_rule == NF4_GLOBAL_DIVISOR);
 }
 
 DequantCase random_dequant_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,

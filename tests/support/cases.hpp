@@ -106,6 +106,8 @@ HostWeight random_shape(Rng &rng, const CaseClass &kind, CodebookKind codebook, 
 // negative where the format has such, and very large or small.
 HostWeight random_byte_weight(Rng &rng, const CaseClass &kind, int64_t rows, int64_t cols,
                               bool ordinary);
+// The scale of an element of MXFP4 or NVFP4.
+float byte_scale_of(const nf4_tensor &weight, int64_t element);
 DequantCase random_dequant_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,
                                 int64_t elements);
 QuantizeCase random_quantize_case(Rng &rng, const CaseClass &kind, CodebookKind codebook,

@@ -5,6 +5,7 @@
 
 #include "core/int4.hpp"
 #include "cpu/parallel.hpp"
+#include "support/cases.hpp"
 
 namespace nf4::test {
 namespace {
@@ -19,7 +20,9 @@ struct CodebookElements {
   const nf4_tensor &weight;
   const float *codebook = weight.codebook ? weight.codebook : nf4_codebook(weight.format);
 
+  bool has_scale_bytes() const { return weight.format >= NF4_FORMAT_MXFP4; }
   double scale_of(int64_t element) const {
+    if (has_scale_bytes()) return byte_scale_of(weight, element);
     const int64_t block = element / weight.blocksize;
     if (weight.nested_blocksize == 0) return static_cast<const float *>(weight.absmax)[block];
     const float code = weight.nested_code[static_cast<const uint8_t *>(weight.absmax)[block]];
@@ -31,7 +34,8 @@ struct CodebookElements {
     const int64_t element = row * weight.cols + k;
     const int byte = static_cast<const uint8_t *>(weight.packed)[element / 2];
     const double scale = scale_of(element);
-    const double value = codebook[element % 2 == 0 ? byte / 16 : byte % 16] * scale;
+    const bool high = (element % 2 == 0) != has_scale_bytes();
+    const double value = codebook[high ? byte / 16 : byte % 16] * scale;
     return {value, scale, value};
   }
   int64_t x_column(int64_t k) const { return k; }

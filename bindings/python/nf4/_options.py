@@ -15,6 +15,7 @@ from nf4.typing import (
     FormatName,
     Int4Layout,
     MemoryLike,
+    ScaleRuleName,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Quantize(Product, total=False):
     format: FormatName | None
     blocksize: int | None
     nested_blocksize: int | None
+    scale_rule: ScaleRuleName | None
     codebook: MemoryLike | None
 
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from nf4 import _call, _convert
+from nf4 import _abi, _call, _convert
+from nf4._global_scales import write_global_scales
 from nf4._operand import Operand, on_device, read
 from nf4._options import Quantize, Unpack
 from nf4._prepared import prepare
 from nf4.errors import InvalidArgument, shown
 from nf4.info import scale_code
 from nf4.tensor import QuantizedTensor, sizes
-from nf4.typing import Array, ArrayLike, CudaStreamLike, FormatName, MemoryLike
+from nf4.typing import (
+    Array,
+    ArrayLike,
+    CudaStreamLike,
+    FormatName,
+    MemoryLike,
+    ScaleRuleName,
+)
 from nf4.weight import Weight, no_weight
 
 Into = TypeVar("Into", bound=QuantizedTensor[Any])
@@ -22,6 +33,7 @@ Into = TypeVar("Into", bound=QuantizedTensor[Any])
 # The caller's names for arguments that have others in C.
 QUANTIZE_NAMES = {"in": "array", "workspace_bytes": "the size of workspace in bytes"}
 _DEFAULT_LAYOUT = {"format": "nf4", "blocksize": 64, "nested_blocksize": 256}
+_DEFAULT_BLOCKSIZES = {"mxfp4": 32, "nvfp4": 16}
 _WRITTEN = ("packed", "absmax", "nested_absmax", "nested_offset")
 
 
@@ -45,11 +57,24 @@ def _new_weight(
     """An uninitialised weight where the source is."""
     torch, empty = source.torch, part_maker(source, stream, "a QuantizedTensor")
     dtype = source.require_float()
-    layout = _DEFAULT_LAYOUT | {key: value for key, value in layout.items() if value is not None}
+    given = {key: value for key, value in layout.items() if value is not None}
+    defaults: dict[str, Any] = _DEFAULT_LAYOUT
+    scale_bytes = given.get("format") in _DEFAULT_BLOCKSIZES
+    if scale_bytes:
+        defaults = {"blocksize": _DEFAULT_BLOCKSIZES[given["format"]], "nested_blocksize": 0}
+    layout = defaults | given
     codebook = layout.pop("codebook", None)
+    scale_rule = layout.pop("scale_rule", None)
     counts = sizes(source.shape, **layout)
     nested = {}
-    if layout["nested_blocksize"] != 0:
+    if layout["format"] == "nvfp4":
+        divides = _convert.scale_rule("nvfp4", scale_rule) == _abi.GLOBAL_DIVISOR
+        nested["nested_absmax"] = scales = empty(counts.nested_blocks, "fp32")
+        if counts.elements != 0:
+            rows = layout["nested_blocksize"] or counts.elements
+            with contextlib.nullcontext() if torch is None else torch.working_on(stream):
+                write_global_scales(_array(source), rows, divides, scales)
+    elif not scale_bytes and layout["nested_blocksize"] != 0:
         offset = empty((), "fp32")
         if counts.elements == 0:  # no mean of scales is written then
             offset[...] = 0
@@ -60,13 +85,25 @@ def _new_weight(
         }
     return QuantizedTensor(
         packed=empty(counts.packed_bytes, "uint8"),
-        absmax=empty(counts.blocks, "uint8" if nested else "fp32"),
+        absmax=empty(counts.blocks, "uint8" if nested or scale_bytes else "fp32"),
         codebook=codebook,
+        scale_rule=scale_rule,
         shape=source.shape,
         dtype=dtype,
         **nested,
         **layout,
     )
+
+
+def _array(source: Operand) -> Any:
+    """A tensor, or the host memory of all else as a numpy array."""
+    if source.torch is not None:
+        return source.owner
+    assert source.dtype is not None and source.shape is not None
+    dtype = _convert.NUMPY_DTYPES[source.dtype]
+    count = math.prod(source.shape)
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(source.address)
+    return np.frombuffer(memory, dtype).reshape(source.shape)
 
 
 def require_agreement(out: Weight[Any], given: dict[str, Any]) -> None:
@@ -79,9 +116,13 @@ def require_agreement(out: Weight[Any], given: dict[str, Any]) -> None:
             _convert.format_code(value)
         elif name == "layout":
             _convert.int4_layout(value)
+        elif name == "scale_rule":
+            value = _convert.scale_rule(out.format, value)
         elif name in ("blocksize", "nested_blocksize", "group_size"):
             value = _convert.integer(name, value, 32)
         expected = getattr(out, name)
+        if name == "scale_rule":
+            expected = _convert.scale_rule(out.format, expected)
         agrees = value is expected if name == "codebook" else value == expected
         if not agrees:
             raise InvalidArgument(f"{name} is {shown(value)}, but that of out is {shown(expected)}")
@@ -109,6 +150,7 @@ def quantize(
     format: FormatName | None = None,
     blocksize: int | None = None,
     nested_blocksize: int | None = None,
+    scale_rule: ScaleRuleName | None = None,
     codebook: MemoryLike | None = None,
     threads: int = 0,
     out: QuantizedTensor[Any] | None = None,
@@ -120,9 +162,15 @@ def quantize(
     array             a contiguous numpy array, a torch tensor, an object with
                       __cuda_array_interface__ or __dlpack__, or, with `out`, the address of such
                       memory
-    format            "nf4" (the default) or "fp4"
-    blocksize         elements for each scale: a power of two, 32..4096; 64 by default
-    nested_blocksize  scales for each nested scale, a power of two; 256 by default, 0: flat
+    format            "nf4" (the default), "fp4", "mxfp4" or "nvfp4"
+    blocksize         elements for each scale: a power of two, 32..4096; 64 by default. "mxfp4":
+                      32; "nvfp4": 16 (the default) or 32
+    nested_blocksize  scales for each nested scale, a power of two; 256 by default, 0: flat.
+                      "nvfp4": the rows that share a global scale; 0 by default: all
+    scale_rule        "mxfp4": "floor" (the default), "even" or "ceil", how the scale of a block
+                      follows from its largest magnitude (nf4.h). "nvfp4": "factor" (the default)
+                      or "divisor", what a global scale is; 6 * 448 is the largest weight that it
+                      makes. With `out`, the global scales are those of `out`
     codebook          float32 [16] in place of the format's own
     threads           on the CPU: how many at most; 0: one for each processor
     out               where to write; its format, blocksizes and codebook are the defaults. By
@@ -148,6 +196,7 @@ def quantize(
         "format": format,
         "blocksize": blocksize,
         "nested_blocksize": nested_blocksize,
+        "scale_rule": scale_rule,
         "codebook": codebook,
     }
     threads, handle = _call.read_options(threads, stream)
@@ -159,7 +208,8 @@ def quantize(
         prepare(out, "out")
         require_agreement(out, layout | {"shape": source.shape, "dtype": source.dtype})
     weight = prepare(out)
-    written = [part.require_writable() for part in weight.parts if part.name in _WRITTEN]
+    names = [name for name in _WRITTEN if name != "nested_absmax" or out.nested]
+    written = [part.require_writable() for part in weight.parts if part.name in names]
     torch = source.torch or weight.torch
     in_device_memory = on_device(source, weight.located)
     space, nbytes = _call.workspace(

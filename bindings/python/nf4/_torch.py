@@ -114,6 +114,12 @@ class Device:
             return self._raw_stream(self._index)
         return self._torch.cuda.current_stream(self.device).cuda_stream
 
+    def working_on(self, stream: int | None) -> contextlib.AbstractContextManager[object]:
+        """torch's work in this context is enqueued on that stream, or on its current one."""
+        if stream is None or not self.is_cuda:
+            return contextlib.nullcontext()
+        return self._allocating_on(stream)
+
     def _allocating_on(self, stream: int) -> contextlib.AbstractContextManager[object]:
         """What is allocated in this context belongs to that stream: torch reuses the memory in
         the order of that stream's work."""
@@ -126,9 +132,7 @@ class Device:
 
     def empty(self, shape: int | tuple[int, ...], dtype: str, stream: int | None) -> torch.Tensor:
         """A new tensor for work on `stream`, which means nothing on the CPU."""
-        if stream is None or not self.is_cuda:
-            return self._torch.empty(shape, dtype=self._dtypes[dtype], device=self.device)
-        with self._allocating_on(stream):
+        with self.working_on(stream):
             return self._torch.empty(shape, dtype=self._dtypes[dtype], device=self.device)
 
     def _is_capturing(self) -> bool:

@@ -5,24 +5,21 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/dequant/codes.hpp"
 #include "cpu/dequant/output.hpp"
 #include "cpu/weight/scales.hpp"
 
 namespace nf4::cpu {
 namespace {
 
-constexpr int64_t kMaxScales = DequantOutput::kChunkBytes / 2 / kMinBlocksize;
-
 class Dequantizer {
  public:
   Dequantizer(const DequantKernels &kernels, const DequantProblem &problem)
       : weight_(problem.weight),
-        kernel_(kernels.dequant[problem.dtype - 1]),
+        kernel_(kernels, problem.weight, problem.dtype),
         out_(static_cast<char *>(problem.out)),
         element_bytes_(element_bytes(problem.dtype)),
-        output_(kernels, problem.out, problem.weight.elements * element_bytes_) {
-    std::transform(codebook(weight_), codebook(weight_) + kCodebookSize, codebook_, canonical);
-  }
+        output_(kernels, problem.out, problem.weight.elements * element_bytes_) {}
 
   void operator()(BlockRange blocks) {
     const int64_t end = std::min(blocks.end * weight_.blocksize(), weight_.elements);
@@ -40,11 +37,12 @@ class Dequantizer {
     const int64_t count = last_block - first_block + 1;
     read_scales(weight_, first_block, count, scales_);
     std::transform(scales_, scales_ + count, scales_, canonical);
+    scales_[count] = 0;  // the second block of a step that ends with the weight
 
     const int64_t offset = first * element_bytes_;
     const int64_t tail = elements % kKernelStep;
     char *const made = output_.place(offset);
-    DequantArgs args{codebook_,       weight_.packed + first / 2, scales_,
+    DequantArgs args{nullptr,         weight_.packed + first / 2, scales_,
                      elements - tail, weight_.blocksize(),        made};
     kernel_(args);
     output_.store(made, offset, args.elements * element_bytes_);
@@ -71,11 +69,10 @@ class Dequantizer {
   }
 
   const Weight &weight_;
-  void (*const kernel_)(const DequantArgs &);
+  const CodesDequantizer kernel_;
   char *const out_;
   const int64_t element_bytes_;
-  float codebook_[kCodebookSize];
-  float scales_[kMaxScales];
+  float scales_[CodesDequantizer::max_scales(DequantOutput::kChunkBytes / 2)];
   DequantOutput output_;
 };
 

@@ -9,9 +9,7 @@ namespace nf4::cpu {
 
 RangeDequantizer::RangeDequantizer(const DequantKernels &kernels, const Weight &weight,
                                    nf4_dtype dtype)
-    : weight_(weight), kernel_(kernels.dequant[dtype - 1]), element_bytes_(element_bytes(dtype)) {
-  std::transform(codebook(weight), codebook(weight) + kCodebookSize, codebook_, canonical);
-}
+    : weight_(weight), kernel_(kernels, weight, dtype), element_bytes_(element_bytes(dtype)) {}
 
 void RangeDequantizer::operator()(int64_t first, int64_t count, char *out) {
   const int64_t lead = first % kKernelStep;
@@ -39,14 +37,15 @@ void RangeDequantizer::dequant_blocks(int64_t first, int64_t elements, char *out
   const int64_t last = (first + elements - 1) >> weight_.blocksize_log2;
   read_scales(weight_, block, last - block + 1, scales_);
   std::transform(scales_, scales_ + (last - block + 1), scales_, canonical);
+  scales_[last - block + 1] = 0;  // the second block of a step that ends with the range
   const int64_t readable = weight_.elements - first;
   const int64_t whole = std::min(to_steps(elements), readable - readable % kKernelStep);
   const uint8_t *packed = weight_.packed + first / 2;
-  kernel_({codebook_, packed, scales_, whole, weight_.blocksize(), out});
+  kernel_({nullptr, packed, scales_, whole, weight_.blocksize(), out});
   if (whole >= elements) return;
   uint8_t padded[kKernelStep / 2] = {};
   std::memcpy(padded, packed + whole / 2, (elements - whole + 1) / 2);
-  kernel_({codebook_, padded, scales_ + (last - block), kKernelStep, weight_.blocksize(),
+  kernel_({nullptr, padded, scales_ + (last - block), kKernelStep, weight_.blocksize(),
            out + whole * element_bytes_});
 }
 

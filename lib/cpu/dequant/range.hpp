@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/formats.hpp"
-#include "cpu/dequant/kernels.hpp"
+#include "cpu/dequant/codes.hpp"
 #include "problem.hpp"
 
 namespace nf4::cpu {
@@ -28,10 +28,9 @@ class RangeDequantizer {
   void dequant_blocks(int64_t first, int64_t elements, char *out);
 
   const Weight &weight_;
-  void (*const kernel_)(const DequantArgs &);
+  const CodesDequantizer kernel_;
   const int64_t element_bytes_;
-  float codebook_[kCodebookSize];
-  float scales_[kMaxElements / kMinBlocksize + 2];
+  float scales_[CodesDequantizer::max_scales(kMaxElements + 2 * kKernelStep)];
   alignas(64) char shifted_[kMaxBytes + 2 * kKernelStep * sizeof(float)];
 };
 

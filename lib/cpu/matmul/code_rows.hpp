@@ -29,13 +29,8 @@ class CodebookRows {
 
   CodebookRows(const MatmulKernels &kernels, const Weight &weight,
                const RoundedCodebook &bf16_codebook)
-      : weight_(weight),
-        codebook_(nf4::cpu::codebook(weight)),
-        nested_scales_(kernels.nested_scales) {
-    if (kernels.codebook_dot.codebook_dtype != NF4_DTYPE_BF16) return;
-    codebook_ = bf16_codebook.entries;
-    unit_ = bf16_codebook.unit;
-  }
+      : CodebookRows(weight, kernels.codebook_dot.codebook_dtype, bf16_codebook,
+                     kernels.nested_scales) {}
 
   const void *codebook() const { return codebook_; }
   float unit() const { return unit_; }  // the unit of the codebook's numbers
@@ -61,9 +56,18 @@ class CodebookRows {
   // Prefetches what read() reads. It is inlined, as GCC drops calls that only prefetch.
   __attribute__((always_inline)) void prefetch(int64_t n, int64_t k, int64_t elements) const {
     const int64_t first = (n * weight_.cols + k) >> weight_.blocksize_log2;
-    const int64_t bytes = weight_.nested() ? 1 : sizeof(float);
+    const int64_t bytes = weight_.scale_size();
     prefetch_lines(static_cast<const char *>(weight_.absmax) + first * bytes,
                    (elements >> weight_.blocksize_log2) * bytes);
+  }
+
+ protected:
+  CodebookRows(const Weight &weight, int codebook_dtype, const RoundedCodebook &bf16_codebook,
+               NestedScales nested_scales)
+      : weight_(weight), codebook_(nf4::cpu::codebook(weight)), nested_scales_(nested_scales) {
+    if (codebook_dtype != NF4_DTYPE_BF16) return;
+    codebook_ = bf16_codebook.entries;
+    unit_ = bf16_codebook.unit;
   }
 
  private:
@@ -71,6 +75,17 @@ class CodebookRows {
   const void *codebook_;
   const NestedScales nested_scales_;
   float unit_ = 1;
+};
+
+// MXFP4 and NVFP4, whose entries bf16 holds.
+class E2m1Rows : public CodebookRows {
+ public:
+  static constexpr bool kHighFirst = false;
+  static constexpr auto kDot = &MatmulKernels::int4_dot;
+
+  E2m1Rows(const MatmulKernels &kernels, const Weight &weight, const RoundedCodebook &)
+      : CodebookRows(weight, kernels.int4_dot.codebook_dtype,
+                     kFormats[format_row(weight.format)].bf16, nullptr) {}
 };
 
 class IntegerRows {

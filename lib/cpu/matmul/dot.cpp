@@ -151,6 +151,10 @@ class DotMultiplier {
 
 void matmul_dot(const MatmulKernels &kernels, const MatmulProblem &problem,
                 const RoundedCodebook &bf16_codebook, RowRange n, RowRange m) {
+  if (problem.weight.low_nibble_first()) {
+    using Multiplier = DotMultiplier<E2m1Rows, MatmulProblem>;
+    return Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n, m);
+  }
   using Multiplier = DotMultiplier<CodebookRows, MatmulProblem>;
   Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n, m);
 }

@@ -158,6 +158,10 @@ class LaneMultiplier {
 
 void matmul_lanes(const MatmulKernels &kernels, const MatmulProblem &problem,
                   const RoundedCodebook &bf16_codebook, RowRange n) {
+  if (problem.weight.low_nibble_first()) {
+    using Multiplier = LaneMultiplier<E2m1Rows, MatmulProblem>;
+    return Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n);
+  }
   using Multiplier = LaneMultiplier<CodebookRows, MatmulProblem>;
   Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n);
 }

@@ -23,7 +23,7 @@ bool is_ordinary(float x) { return x == 0 || (std::fabs(x) > 0x1p-60f && std::fa
 
 bool suits_look_up(const MatmulProblem &problem) {
   const float *entries = codebook(problem.weight);
-  return problem.weight.cols % kKernelStep == 0 &&
+  return problem.weight.cols % kKernelStep == 0 && problem.weight.blocksize() >= kKernelStep &&
          std::all_of(entries, entries + kCodebookSize, is_ordinary);
 }
 

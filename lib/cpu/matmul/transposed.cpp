@@ -177,6 +177,10 @@ class TransposedMultiplier {
 
 void matmul_transposed(const MatmulKernels &kernels, const MatmulProblem &problem,
                        const RoundedCodebook &bf16_codebook, RowRange n, RowRange m) {
+  if (problem.weight.low_nibble_first()) {
+    using Multiplier = TransposedMultiplier<E2m1Rows, MatmulProblem>;
+    return Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n, m);
+  }
   using Multiplier = TransposedMultiplier<CodebookRows, MatmulProblem>;
   Multiplier(kernels, problem, {kernels, problem.weight, bf16_codebook})(n, m);
 }

@@ -120,7 +120,7 @@ __device__ __forceinline__ void dequant_cta(const DequantArgs &args, ScaleTable<
     const int in_tile = step * kStride + lane * kVector;
     const float scale = __shfl_sync(kAllLanes, lane_scale, in_tile >> args.weight.blocksize_log2);
     float values[kVector];
-    decode(words[step], scale, codebook, values);
+    decode<Scales::kLowNibbleFirst>(words[step], scale, codebook, values);
     if (has_vector(step))
       store_once<Arch>(out + step * 32, pack_vector<T>(values), output);
     else

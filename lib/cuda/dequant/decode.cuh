@@ -27,14 +27,16 @@ struct ShuffledCodebook {
   }
 };
 
-// Decodes N weights from the low N/2 bytes of `word`, high nibble first.
-template <int N>
+// Decodes N weights from the low N/2 bytes of `word`.
+template <bool LowNibbleFirst, int N>
 __device__ __forceinline__ void decode(uint32_t word, float scale, const ShuffledCodebook &codebook,
                                        float (&out)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i += 2) {
-    out[i] = multiply_rn(codebook[word >> (4 * i + 4)], scale);
-    out[i + 1] = multiply_rn(codebook[word >> (4 * i)], scale);
+    const float high = multiply_rn(codebook[word >> (4 * i + 4)], scale);
+    const float low = multiply_rn(codebook[word >> (4 * i)], scale);
+    out[i] = LowNibbleFirst ? low : high;
+    out[i + 1] = LowNibbleFirst ? high : low;
   }
 }
 
@@ -44,7 +46,8 @@ __device__ void dequant_elements(const DequantArgs &args, const ScaleTable<Scale
                                  int64_t first, int64_t last) {
   const float *codebook = device_codebook(args.weight);
   for (int64_t i = first; i < last; ++i) {
-    const float value = __ldg(codebook + unpack_code(args.weight.packed, i));
+    const float value =
+        __ldg(codebook + unpack_code(args.weight.packed, i, Scales::kLowNibbleFirst));
     const auto fetched =
         Scales::template fetch<LoadNc>(args.weight, i >> args.weight.blocksize_log2);
     static_cast<T *>(args.out)[i] =

@@ -28,6 +28,8 @@ DequantArgs dequant_args(const DequantProblem &problem) {
 
 DequantConfig choose_dequant(const DequantProblem &problem) {
   if (!is_multiple(problem.out, 16) || !is_multiple(problem.weight.packed, 4)) return kUnaligned;
+  // A warp has a lane for each scale of a tile.
+  if (problem.weight.blocksize() < kMinBlocksize) return kWarpTile512;
   if (forced_config.has_value()) return *forced_config;
   const DequantTuning::Limits &limits = kH200Dequant.limits(element_bytes(problem.dtype));
   const int64_t elements = problem.weight.elements;
@@ -44,7 +46,7 @@ nf4_status dequant(const DequantProblem &problem, nf4_stream stream) {
     const DequantConfig config = choose_dequant(problem);
     const DequantTiling tiling = dequant_tiling(config);
     const auto &kernels = kernels_of<DequantKernels>(*target.family).of;
-    return target.launch(kernels[problem.dtype - 1][problem.weight.nested()][config],
+    return target.launch(kernels[problem.dtype - 1][scale_kind(problem.weight)][config],
                          ceil_divide(args.elements + args.shift, tiling.cta_tile()), tiling.threads,
                          args);
   };

@@ -22,9 +22,10 @@ void set_kernels(const void *(&of)[kDequantConfigCount]) {
 }
 
 template <class Arch, class T>
-void set_kernels(const void *(&of)[2][kDequantConfigCount]) {
-  set_kernels<Arch, T, FlatScales>(of[false]);
-  set_kernels<Arch, T, NestedScales>(of[true]);
+void set_kernels(const void *(&of)[kScaleKindCount][kDequantConfigCount]) {
+  set_kernels<Arch, T, FlatScales>(of[kFlatScales]);
+  set_kernels<Arch, T, NestedScales>(of[kNestedScales]);
+  set_kernels<Arch, T, ByteScales>(of[kByteScales]);
 }
 
 }  // namespace

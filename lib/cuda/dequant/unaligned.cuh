@@ -19,10 +19,14 @@ constexpr DequantTiling kUnalignedTiling = dequant_tiling(kUnaligned);
 
 // Returns eight consecutive codes from any nibble on, the first in the highest four bits, from the
 // word that contains the nibble and the next one.
+template <bool LowNibbleFirst>
 __device__ __forceinline__ uint32_t codes_from(const uint32_t *words, int nibble) {
-  const uint32_t high = __byte_perm(__ldg(words + nibble / 8), 0, 0x0123);
-  const uint32_t low = __byte_perm(__ldg(words + nibble / 8 + 1), 0, 0x0123);
-  return __funnelshift_l(low, high, nibble % 8 * 4);
+  const auto load = [&](int word) {
+    const uint32_t reversed = __byte_perm(__ldg(words + word), 0, 0x0123);
+    if (!LowNibbleFirst) return reversed;
+    return (reversed & 0x0f0f0f0fu) << 4 | (reversed >> 4 & 0x0f0f0f0fu);
+  };
+  return __funnelshift_l(load(nibble / 8 + 1), load(nibble / 8), nibble % 8 * 4);
 }
 
 // Dequantizes the elements of one CTA from `start` on. Nibbles count from the 4-byte boundary
@@ -52,28 +56,37 @@ __device__ __forceinline__ void dequant_unaligned_cta(const DequantArgs &args, i
   for (int step = 0; step < kSteps; ++step) {
     const int in_cta = tile + step * kStride + lane * kVector;
     whole[step] = Full || is_whole(start + in_cta);
-    codes[step] = whole[step] ? codes_from(words, static_cast<int>(start_nibble & 7) + in_cta) : 0;
+    codes[step] = whole[step] ? codes_from<Scales::kLowNibbleFirst>(
+                                    words, static_cast<int>(start_nibble & 7) + in_cta)
+                              : 0;
   }
-  // A tile is in at most 17 quantization blocks, one lane for each.
+  // A tile is in at most 17 quantization blocks, one lane for each; in 33 blocks of 16.
   const int mask = (1 << args.weight.blocksize_log2) - 1;
   const int start_in_block = static_cast<int>(start) & mask;
   const int tile_block = (start_in_block + tile) >> args.weight.blocksize_log2;
-  const int64_t block = (start >> args.weight.blocksize_log2) + tile_block + lane;
-  const auto fetched =
-      Scales::template fetch<LoadNc>(args.weight, max(min(block, args.blocks - 1), int64_t{0}));
+  const int64_t block = (start >> args.weight.blocksize_log2) + tile_block;
+  const auto fetch = [&](int in_tile) {
+    return Scales::template fetch<LoadNc>(args.weight,
+                                          max(min(block + in_tile, args.blocks - 1), int64_t{0}));
+  };
+  const auto fetched = fetch(lane);
   const ShuffledCodebook codebook(args.weight);
   table.template load<LoadNc, kUnalignedTiling.threads>(args.weight);
   if constexpr (Scales::kTableSize > 0) __syncthreads();
   const float lane_scale = Scales::finish(fetched, table);
 
+  const auto scale_of = [&](int in_tile) {
+    const float scale = __shfl_sync(kAllLanes, lane_scale, in_tile);
+    return in_tile < 32 ? scale : Scales::finish(fetch(in_tile), table);
+  };
   const CachePolicy output = args.keep_output ? evict_normal<Arch>() : evict_first<Arch>();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int in_cta = tile + step * kStride + lane * kVector;
     const int element = start_in_block + in_cta;
     const int in_tile = (element >> args.weight.blocksize_log2) - tile_block;
-    const float scale = __shfl_sync(kAllLanes, lane_scale, in_tile);
-    const float next_scale = __shfl_sync(kAllLanes, lane_scale, in_tile + 1);
+    const float scale = scale_of(in_tile);
+    const float next_scale = scale_of(in_tile + 1);
     const int left = mask + 1 - (element & mask);  // elements of the first scale
     float values[kVector];
 #pragma unroll

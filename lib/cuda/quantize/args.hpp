@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/formats.hpp"
+#include "cuda/weight/view.hpp"
 #include "nf4/nf4.h"
 #include "problem.hpp"
 
@@ -19,6 +20,17 @@ struct QuantizeArgs {
   bool aligned;        // in on a 16-byte and packed on a 4-byte boundary
   uint8_t format_row;  // row of kFormats; here, as parameters from 0x240 on miss the constant cache
   const float *codebook;  // NULL: the format's own codebook
+};
+
+// The weight's scales are in `scales`, and its codes in `packed`.
+struct E2m1QuantizeArgs {
+  WeightView weight;
+  const void *in;
+  uint8_t *packed;
+  uint8_t *scales;
+  int64_t elements;
+  int32_t scale_rule;
+  bool aligned;  // in on a 16-byte and packed on a 4-byte boundary
 };
 
 // One level of the sum of the scales: each run of kSumsPerSum sums becomes one.

@@ -88,10 +88,26 @@ cudaError_t launch_scales(const QuantizeProblem &problem, const LaunchTarget &ta
                        args);
 }
 
+cudaError_t launch_e2m1(const QuantizeProblem &problem, const LaunchTarget &target) {
+  const Weight &weight = problem.weight;
+  E2m1QuantizeArgs args{};
+  args.weight = view_of(weight);
+  args.in = problem.in;
+  args.packed = weight.packed;
+  args.scales = static_cast<uint8_t *>(weight.absmax);
+  args.elements = weight.elements;
+  args.scale_rule = weight.scale_rule;
+  args.aligned = is_multiple(problem.in, 16) && is_multiple(weight.packed, 4);
+  return target.launch(kernels_on(target).e2m1[problem.dtype - 1],
+                       ceil_divide(weight.elements, int64_t{kQuantizeThreads} * 8),
+                       kQuantizeThreads, args);
+}
+
 }  // namespace
 
 nf4_status quantize(const QuantizeProblem &problem, nf4_stream stream) {
   const auto launch = [&](const LaunchTarget &target) {
+    if (problem.weight.has_scale_bytes()) return launch_e2m1(problem, target);
     const cudaError_t error = launch_weights(problem, target);
     if (error != cudaSuccess || !problem.weight.nested()) return error;
     return launch_scales(problem, target);

@@ -214,12 +214,20 @@ struct ByteScales {
     float global;
   };
 
+  // The place of a block's global scale. Divisions are slow, and most weights have one global
+  // scale.
+  static __device__ __forceinline__ int64_t part_of(int64_t block, int64_t global_blocks) {
+    if (block < global_blocks) return 0;
+    if (block > UINT32_MAX) return block / global_blocks;
+    return static_cast<uint32_t>(block) / static_cast<uint32_t>(global_blocks);
+  }
+
   template <class Load>
   static __device__ __forceinline__ Fetched fetch(const WeightView &weight, int64_t block) {
     Fetched fetched{Load::load(static_cast<const Stored *>(weight.absmax) + block),
                     weight.scale_bytes, weight.global_divides, 1.0f};
     if (weight.scale_bytes == ScaleBytes::kE4M3)
-      fetched.global = Load::load(weight.nested_absmax + block / weight.global_blocks);
+      fetched.global = Load::load(weight.nested_absmax + part_of(block, weight.global_blocks));
     return fetched;
   }
   template <class Table>

@@ -46,7 +46,8 @@ pub struct CUstream_st {
  if all memory is managed memory or host memory.*/
 pub type nf4_stream = *mut CUstream_st;
 /** A quantized weight. It borrows all pointers and owns nothing. Dequantize and
- matmul read packed, absmax, nested_absmax and nested_offset; quantize writes them.*/
+ matmul read packed, absmax, nested_absmax and nested_offset; quantize writes them, except the
+ nested_absmax of NVFP4.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct nf4_tensor {
@@ -737,7 +738,7 @@ functions! {
         sizes: *mut nf4_sizes,
     ) -> nf4_status;
     /** The bytes of workspace that nf4_quantize_launch and nf4_quantize_cpu need for
- *tensor; 0 if flat. The pointers of *tensor are not read.*/
+ *tensor; 0 unless nested. The pointers of *tensor are not read.*/
     pub fn nf4_quantize_workspace_size(
         tensor: *const nf4_tensor,
         bytes: *mut usize,
@@ -769,8 +770,8 @@ functions! {
         threads: i32,
     ) -> nf4_status;
     /** Quantizes in[rows * cols] into the buffers of *weight (and reads its
- nested_code and codebook). The result is deterministic, and the GPU and the CPU write
- the same bytes:
+ nested_code and codebook, and in NVFP4 its nested_absmax). The result is deterministic, and
+ the GPU and the CPU write the same bytes:
    absmax   the largest finite |x| of the block.
    code     the codebook entry nearest to v = RN(x * RN(1 / max(absmax, 2^-126))):
             between two neighbours a < b, b if v > RN((a + b) / 2), else a. Among
@@ -783,6 +784,16 @@ functions! {
             the scales. Then RN(scale - offset) are quantized to nested_code, which
             must be strictly ascending, in blocks of nested_blocksize by the same
             rule.
+
+ MXFP4 and NVFP4, where a is the largest finite |x| of the block:
+   absmax   MXFP4: the power of two that scale_rule says, at least 2^-127.
+            NVFP4: the E4M3 number nearest to RN(RN(a / 6) * global) if the global scale
+            divides, else to RN(a / RN(6 * global)); halves go to the even number, and more
+            than 448 to 448. In place of 0 it is 2^-3 if the global scale divides, else 1.
+   code     the codebook entry nearest to RN(x / scale), where halves go to the even code,
+            and more than 6 to 6. A NaN x and -0 get code 0.
+ The bytes are those of compressed-tensors, whose rules are NF4_SCALE_EVEN and, with 2688
+ over the largest |x| of the weight as the global scale, NF4_GLOBAL_DIVISOR.
 
  workspace: at least nf4_quantize_workspace_size() bytes, 16-byte aligned, in the
  same memory as the other buffers; may be NULL if that size is 0.
