@@ -26,8 +26,9 @@ cuda::MatmulSize size_of(int64_t m, int64_t rows, int64_t cols,
   return {NF4_DTYPE_BF16, m, rows, cols, 64, kind};
 }
 
-cuda::MultistagePlan plan_of(const cuda::MatmulSize &size, int config, int multiprocessors) {
-  return cuda::plan_multistage(size, config, multiprocessors, cuda::MatmulWorkspace(size));
+cuda::MultistagePlan plan_of(const cuda::MatmulSize &size, int config, int multiprocessors,
+                             bool split_k = true) {
+  return cuda::plan_multistage(size, config, multiprocessors, split_k, cuda::MatmulWorkspace(size));
 }
 
 // A kernel reads these from blockIdx and gridDim.
@@ -107,19 +108,25 @@ class Run {
   bool waited_ = false;       // the CTA that runs
 };
 
-void check_plan(const cuda::MatmulSize &size, int config, int multiprocessors) {
+void check_plan(const cuda::MatmulSize &size, int config, int multiprocessors, bool split_k) {
   INFO(cuda::kMatmulConfigs[config].name << ", m " << size.m << ", " << size.rows << " x "
                                          << size.cols << ", " << multiprocessors
-                                         << " multiprocessors");
+                                         << " multiprocessors, split-K " << split_k);
   const cuda::MatmulConfig &tile = cuda::kMatmulConfigs[config];
   const cuda::MatmulWorkspace workspace(size);
-  const cuda::MultistagePlan plan = plan_of(size, config, multiprocessors);
+  const cuda::MultistagePlan plan = plan_of(size, config, multiprocessors, split_k);
   REQUIRE(plan.ctas >= 1);
   REQUIRE(plan.ctas <= multiprocessors);
   if (plan.schedule.shared_tiles > 0) {
     REQUIRE(plan.ctas <= cuda::MatmulWorkspace::kMaxMultistageCtas);
     REQUIRE(plan.ctas <= workspace.ctas);
     REQUIRE(plan.ctas * tile.tile_m * tile.tile_n * 4 <= workspace.sums_bytes);
+  }
+  if (plan.schedule.tile_ctas > 0) {
+    REQUIRE(split_k);
+    REQUIRE(plan.schedule.tile_ctas <= cuda::kMaxTileCtas);
+    REQUIRE(plan.ctas == int64_t{plan.schedule.shared_tiles} * plan.schedule.tile_ctas);
+    REQUIRE(plan.schedule.shared_tiles == plan.schedule.tiles);
   }
   if (size.m <= 8 && size.kind == cuda::WeightKind::kCodebook) {
     REQUIRE(workspace.bytes() == 0);
@@ -140,7 +147,9 @@ TEST_CASE("multistage CTAs multiply each K-tile once", "[matmul]") {
     for (const int64_t rows : kRows)
       for (const int64_t cols : kCols)
         for (const int64_t m : kMs)
-          check_plan(size_of(m, rows, cols), cuda::multistage_config(m), multiprocessors);
+          for (const bool split_k : {false, true})
+            check_plan(size_of(m, rows, cols), cuda::multistage_config(m), multiprocessors,
+                       split_k);
 }
 
 TEST_CASE("multistage CTAs multiply each K-tile of random products once", "[matmul]") {
@@ -155,27 +164,44 @@ TEST_CASE("multistage CTAs multiply each K-tile of random products once", "[matm
                       : cuda::multistage_config(m);
     const cuda::WeightKind kind = rng.pick(
         {cuda::WeightKind::kCodebook, cuda::WeightKind::kInt4, cuda::WeightKind::kTransposed});
-    check_plan(size_of(m, rows, cols, kind), config, rng.pick(kMultiprocessors));
+    check_plan(size_of(m, rows, cols, kind), config, rng.pick(kMultiprocessors), rng.one_in(2));
   }
 }
 
 TEST_CASE("multistage CTAs share the tiles that do not fill a wave", "[matmul]") {
   const auto check = [](int64_t m, int64_t rows, int64_t cols, int multiprocessors, int64_t ctas,
-                        int shared_tiles) {
+                        int shared_tiles, int tile_ctas) {
     const cuda::MultistagePlan plan =
         plan_of(size_of(m, rows, cols), cuda::multistage_config(m), multiprocessors);
     INFO("m " << m << ", " << rows << " x " << cols << ", " << multiprocessors);
     CHECK(plan.ctas == ctas);
     CHECK(plan.schedule.shared_tiles == shared_tiles);
+    CHECK(plan.schedule.tile_ctas == tile_ctas);
   };
-  check(8, 4096, 4096, 108, 16, 0);            // there is no workspace
-  check(16, 4096, 4096, 108, 108, 16);         // 16 tiles of 64 K-tiles
-  check(16, 4096, 512, 108, 16, 0);            // 8 K-tiles are too few to share
-  check(16, 4096, 1024, 108, 32, 16);          // two CTAs a tile
-  check(128, 108 * 256, 4096, 108, 108, 0);    // one wave
-  check(128, 109 * 256, 4096, 108, 108, 109);  // two waves, of which one is nearly empty
-  check(128, 300 * 256, 4096, 108, 108, 192);  // three; one of whole tiles
-  check(128, 4096, 4096, 256, 128, 16);        // 8 K-tiles each
-  check(128, 4096, 16384, 256, 192, 16);       // more multiprocessors than have room
-  check(128, 200 * 256, 4096, 256, 200, 0);    // more tiles than CTAs that have room
+  check(8, 4096, 4096, 108, 16, 0, 0);            // there is no workspace
+  check(16, 4096, 4096, 108, 96, 16, 6);          // 16 tiles of 64 K-tiles
+  check(16, 4096, 512, 108, 16, 0, 0);            // 8 K-tiles are too few to share
+  check(16, 4096, 1024, 108, 32, 16, 2);          // two CTAs a tile
+  check(16, 14336, 4096, 132, 132, 56, 0);        // two CTAs a tile would be too few
+  check(1024, 4096, 4096, 132, 128, 0, 0);        // one wave, which is nearly full
+  check(128, 108 * 256, 4096, 108, 108, 0, 0);    // one wave
+  check(128, 109 * 256, 4096, 108, 108, 109, 0);  // two waves, of which one is nearly empty
+  check(128, 300 * 256, 4096, 108, 108, 192, 0);  // three; one of whole tiles
+  check(128, 4096, 4096, 256, 128, 16, 8);        // 8 K-tiles each
+  check(128, 4096, 16384, 256, 192, 16, 12);      // more multiprocessors than have room
+  check(128, 200 * 256, 4096, 256, 200, 0, 0);    // more tiles than CTAs that have room
+}
+
+TEST_CASE("multistage CTAs with parts of two tiles have fewer K-tiles", "[matmul]") {
+  const cuda::MultistagePlan plan = plan_of(size_of(16, 14336, 4096), cuda::kFirstMultistage, 132);
+  for (int cta = 0; cta < 132; ++cta) {
+    int k_tiles = 0, parts = 0;
+    for (cuda::StreamKTiles<Cta> tiles(plan.schedule, {cta, 132}); tiles.is_valid();
+         tiles.advance(), ++parts)
+      k_tiles += tiles.part().k_tile_end - tiles.part().k_tile;
+    INFO(cta);
+    CHECK(parts <= 2);
+    CHECK(k_tiles >= 26);
+    CHECK(k_tiles <= (parts == 2 ? 26 : 28));
+  }
 }

@@ -2,14 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <cuda/atomic>
 
 #include "cuda/element.cuh"
 #include "cuda/lora/term.cuh"
 #include "cuda/matmul/args.hpp"
+#include "cuda/matmul/multistage/partials.cuh"
 #include "cuda/matmul/multistage/scheduler.hpp"
 #include "cuda/matmul/multistage/tile.hpp"
-#include "cuda/matmul/workspace.hpp"
 #include "cuda/ptx/mma.cuh"
 
 namespace nf4::cuda {
@@ -21,33 +20,25 @@ template <class Args, int MTiles>
 class StreamKReduction {
   using Sums = float[2][MTiles][4];
   static constexpr int kTogether = 4;  // CTAs whose sums are in flight
-  using Flag = ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>;
 
  public:
-  __device__ __forceinline__ explicit StreamKReduction(const Args &args) : args_(args) {}
+  __device__ __forceinline__ explicit StreamKReduction(const Args &args)
+      : partials_(args), signature_(args.signature) {}
 
-  // Stores the sums for the CTA that stores the tile.
-  __device__ __forceinline__ void store(const Sums &sums) const {
-    float4 *const to = partials(blockIdx.x);
-#pragma unroll
-    for (int f = 0; f < 2; ++f)
-#pragma unroll
-      for (int m = 0; m < MTiles; ++m) {
-        const float (&sum)[4] = sums[f][m];
-        __stcg(to + (f * MTiles + m) * kMultistageThreads, float4{sum[0], sum[1], sum[2], sum[3]});
-      }
-    __threadfence();
+  // Tells the CTA that stores the tile that this CTA's sums are stored.
+  __device__ __forceinline__ void announce() const {
     __syncthreads();
-    if (threadIdx.x == 0) flag(blockIdx.x).store(args_.signature, ::cuda::memory_order_release);
+    if (threadIdx.x == 0)
+      partials_.flag(blockIdx.x).store(signature_, ::cuda::memory_order_release);
   }
 
   // Adds the sums of the CTAs from first_peer on, in their order.
-  __device__ __forceinline__ void add(int first_peer, Sums &sums) const {
-    const int cta = static_cast<int>(blockIdx.x);
+  __device__ __forceinline__ void add_peers(int first_peer, int m_tiles, Sums &sums) const {
+    const int cta = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x / 32);
     if (first_peer == cta) return;
     for (int peer = first_peer + static_cast<int>(threadIdx.x); peer < cta;
          peer += kMultistageThreads)
-      while (flag(peer).load(::cuda::memory_order_acquire) != args_.signature) continue;
+      while (partials_.flag(peer).load(::cuda::memory_order_acquire) != signature_) continue;
     __syncthreads();
     for (int peer = first_peer; peer < cta; peer += kTogether) {
 #pragma unroll
@@ -57,37 +48,24 @@ class StreamKReduction {
         for (int i = 0; i < kTogether; ++i)
 #pragma unroll
           for (int f = 0; f < 2; ++f)
-            all[i][f] = peer + i < cta
-                            ? __ldcg(partials(peer + i) + (f * MTiles + m) * kMultistageThreads)
-                            : float4{};
+            all[i][f] =
+                peer + i < cta && m < m_tiles ? partials_.load(peer + i, warp, f, m) : float4{};
 #pragma unroll
         for (int i = 0; i < kTogether; ++i)
 #pragma unroll
-          for (int f = 0; f < 2; ++f) {
-            sums[f][m][0] += all[i][f].x;
-            sums[f][m][1] += all[i][f].y;
-            sums[f][m][2] += all[i][f].z;
-            sums[f][m][3] += all[i][f].w;
-          }
+          for (int f = 0; f < 2; ++f) add(sums[f][m], all[i][f]);
       }
     }
     __syncthreads();
     // For the next launch with these arguments.
     for (int peer = first_peer + static_cast<int>(threadIdx.x); peer < cta;
          peer += kMultistageThreads)
-      flag(peer).store(0, ::cuda::memory_order_relaxed);
+      partials_.flag(peer).store(0, ::cuda::memory_order_relaxed);
   }
 
  private:
-  __device__ __forceinline__ float4 *partials(int cta) const {
-    return reinterpret_cast<float4 *>(args_.partials) +
-           int64_t{cta} * (2 * MTiles * kMultistageThreads) + threadIdx.x;
-  }
-  __device__ __forceinline__ Flag flag(int cta) const {
-    return Flag(args_.flags[cta * MatmulWorkspace::kFlags]);
-  }
-
-  const Args &args_;
+  const StreamKPartials<Args, MTiles> partials_;
+  const uint64_t signature_;
 };
 
 // Adds the product of an adapter, scale * (x A^T) B^T, to the sums: B is operand A, and scale * x

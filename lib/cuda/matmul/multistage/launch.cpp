@@ -45,8 +45,8 @@ template <class W, class Args>
 cudaError_t launch_kernel(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
                           const void *kernel, int config, Args &args) {
   const MatmulWorkspace workspace(problem);
-  const MultistagePlan plan =
-      plan_multistage(size_of(problem), config, target.gpu.multiprocessors, workspace);
+  const MultistagePlan plan = plan_multistage(size_of(problem), config, target.gpu.multiprocessors,
+                                              target.family->tensor_cores, workspace);
   args.schedule = plan.schedule;
   args.flags = static_cast<uint64_t *>(problem.workspace);
   args.signature = next_signature();

@@ -54,22 +54,17 @@ class MultistageMainloop {
     using X = XLoader<Arch, TileM, RowsOfX>;
     X x(rows_of_x);
     Loader weight(args_, first_n, k_tile);
+    x.begin();
+    weight.begin();
+    copy_stages(0, 1, x, weight, left);
     Scales scales(args_, tables_, first_n, k_tile);
+    copy_stages(1, kStages - 1, x, weight, left);
 #pragma unroll
     for (auto &rows : sums)
 #pragma unroll
       for (auto &tile : rows)
 #pragma unroll
         for (float &sum : tile) sum = 0;
-    x.begin();
-    weight.begin();
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) {
-#pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece)
-        copy(piece, x, weight, x_stages_ + i * kXStageBytes,
-             weight_stages_ + i * kMultistageWeightBytes, i + X::kHeld < left);
-    }
     scales.begin();
     scales.next(factor_);
     wait_copies<kStages - 2>();
@@ -158,6 +153,18 @@ class MultistageMainloop {
     weight.advance();
     x.advance();
     if constexpr (Arch::kTensorCores) cp_async_commit();
+  }
+  // Starts to copy the first K-tiles of `left` to the stages from `first` on. It is a loop, since
+  // the instructions are not in the cache yet.
+  template <class X>
+  __device__ __forceinline__ void copy_stages(int first, int end, X &x, Loader &weight,
+                                              int left) const {
+#pragma unroll 1
+    for (int i = first; i < end; ++i)
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece)
+        copy(piece, x, weight, x_stages_ + i * kXStageBytes,
+             weight_stages_ + i * kMultistageWeightBytes, i + X::kHeld < left);
   }
   template <int Pending>
   static __device__ __forceinline__ void wait_copies() {

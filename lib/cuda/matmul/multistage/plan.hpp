@@ -15,8 +15,8 @@ struct MultistagePlan {
 
 // Plans a configuration that can run the product, with the product's own workspace. There is at
 // most one CTA for each multiprocessor, and where CTAs share tiles, the workspace has flags and
-// room for the sums of each.
+// room for the sums of each. `split_k`: the kernels have it, those that need cp.async.
 MultistagePlan plan_multistage(const MatmulSize &size, int config, int multiprocessors,
-                               const MatmulWorkspace &workspace);
+                               bool split_k, const MatmulWorkspace &workspace);
 
 }  // namespace nf4::cuda

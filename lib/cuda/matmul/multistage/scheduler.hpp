@@ -5,22 +5,30 @@
 #include <algorithm>
 
 #include "core/macros.hpp"
+#include "cuda/runtime/fast_divide.hpp"
 
 namespace nf4::cuda {
 
 // All CTAs share the K-tiles of the first shared_tiles tiles, as many as the last waves of whole
-// tiles would have (stream-K): those K-tiles are numbered one tile after the other, and a CTA has
-// cta_k_tiles of them, and one more if it is among the first big_ctas. Of the other tiles, each CTA
-// has every ctas-th.
+// tiles would have (stream-K). Those K-tiles are numbered one tile after the other, with a gap of
+// part_cost numbers before each tile. A CTA has cta_k_tiles numbers, and one more if it is among
+// the first big_ctas: a CTA that begins a second tile has fewer K-tiles for it. Of the other tiles,
+// each CTA has every ctas-th.
 struct TileSchedule {
   int tiles;
   int n_tiles;
   int m_tiles;
   int raster_group;  // tiles of x that each row of tiles of the weight meets before the next row
   int k_tiles;       // of a tile
+  int part_cost;
   int shared_tiles;
   int cta_k_tiles;
   int big_ctas;
+  int tile_ctas;  // 0, or this many CTAs share each tile evenly instead (split-K)
+  // Divisions by raster_group * n_tiles, k_tiles + part_cost, cta_k_tiles, cta_k_tiles + 1, and
+  // what is above.
+  WideDivisor by_group_tiles, by_numbers, by_share, by_big_share, by_raster_group, by_k_tiles,
+      by_tile_ctas;
 };
 
 // A tile of y, and the K-tiles of it that this CTA multiplies.
@@ -70,28 +78,48 @@ class StreamKTiles {
     return of_.shared_tiles + grid_.cta() + (index_ - shared_count()) * grid_.ctas();
   }
 
-  NF4_HOST_DEVICE TilePart tile_at(int tile) const {
-    const int group = tile / (of_.raster_group * of_.n_tiles);
-    const int in_group = tile - group * of_.raster_group * of_.n_tiles;
-    const int first_m_tile = group * of_.raster_group;
-    const int m_tiles = least(of_.raster_group, of_.m_tiles - first_m_tile);
-    const int n_tile = in_group / m_tiles;
-    return {n_tile, first_m_tile + in_group - n_tile * m_tiles, 0, 0, true, grid_.cta()};
+  static NF4_HOST_DEVICE int divide(int number, const WideDivisor &by) {
+    return static_cast<int>(by.divide(static_cast<uint32_t>(number)));
   }
 
-  // The start of a CTA's K-tiles among those of the shared tiles.
+  NF4_HOST_DEVICE TilePart tile_at(int tile) const {
+    TilePart part{tile, 0, 0, 0, true, grid_.cta()};
+    if (of_.m_tiles == 1) return part;
+    const int group = divide(tile, of_.by_group_tiles);
+    const int first_m_tile = group * of_.raster_group;
+    const int m_tiles = least(of_.raster_group, of_.m_tiles - first_m_tile);
+    const int in_group = tile - first_m_tile * of_.n_tiles;
+    part.n_tile =
+        m_tiles == of_.raster_group ? divide(in_group, of_.by_raster_group) : in_group / m_tiles;
+    part.m_tile = first_m_tile + in_group - part.n_tile * m_tiles;
+    return part;
+  }
+
+  // The start of a CTA's K-tiles among those of the shared tiles, without gaps.
   NF4_HOST_DEVICE int begin(int cta) const {
-    return cta * of_.cta_k_tiles + least(cta, of_.big_ctas);
+    if (of_.tile_ctas > 0) {
+      const int tile = divide(cta, of_.by_tile_ctas), rank = cta - tile * of_.tile_ctas;
+      return tile * of_.k_tiles + divide(rank * of_.k_tiles, of_.by_tile_ctas);
+    }
+    const int number = cta * of_.cta_k_tiles + least(cta, of_.big_ctas);
+    const int tile = divide(number, of_.by_numbers);
+    const int first = tile * (of_.k_tiles + of_.part_cost) + of_.part_cost;
+    return tile * of_.k_tiles + most(number - first, 0);
   }
-  // The CTA that has a given one of these K-tiles.
-  NF4_HOST_DEVICE int owner(int k_tile) const {
+  // The CTA that has the first of a tile's K-tiles.
+  NF4_HOST_DEVICE int first_owner(int tile) const {
+    if (of_.tile_ctas > 0) return tile * of_.tile_ctas;
+    const int number = tile * (of_.k_tiles + of_.part_cost) + of_.part_cost;
     const int big = of_.big_ctas * (of_.cta_k_tiles + 1);
-    return k_tile < big ? k_tile / (of_.cta_k_tiles + 1)
-                        : of_.big_ctas + (k_tile - big) / of_.cta_k_tiles;
+    return number < big ? divide(number, of_.by_big_share)
+                        : of_.big_ctas + divide(number - big, of_.by_share);
   }
-  NF4_HOST_DEVICE int last_shared() const { return (begin(grid_.cta() + 1) - 1) / of_.k_tiles; }
+  NF4_HOST_DEVICE int last_shared() const {
+    return divide(begin(grid_.cta() + 1) - 1, of_.by_k_tiles);
+  }
   NF4_HOST_DEVICE int shared_count() const {
-    return of_.shared_tiles == 0 ? 0 : last_shared() - begin(grid_.cta()) / of_.k_tiles + 1;
+    return of_.shared_tiles == 0 ? 0
+                                 : last_shared() - divide(begin(grid_.cta()), of_.by_k_tiles) + 1;
   }
 
   NF4_HOST_DEVICE TilePart shared_part() const {
@@ -100,7 +128,7 @@ class StreamKTiles {
     part.k_tile = most(begin(grid_.cta()) - first, 0);
     part.k_tile_end = least(begin(grid_.cta() + 1) - first, of_.k_tiles);
     part.stores_y = part.k_tile_end == of_.k_tiles;
-    if (part.stores_y && part.k_tile > 0) part.first_peer = owner(first);
+    if (part.stores_y && part.k_tile > 0) part.first_peer = first_owner(tile);
     return part;
   }
 
