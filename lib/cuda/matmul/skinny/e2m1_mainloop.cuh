@@ -32,29 +32,31 @@ struct ScaledPairs {
 
 template <class T, class Arch = Sm80>
 struct E2m1MmaM2 : WarpMmaM2<T, Arch>, E2m1Mma {
+  static constexpr bool kKeepsLane = false;  // scales need the registers
+
   // See WarpMmaM2::add.
   template <class Tile, class AnyLut, class FindScales>
   __device__ __forceinline__ void add(const Tile &tile, AnyLut lut, FindScales find_scales,
                                       bool accumulate, float *partial) const {
-    float d[4][1][4] = {};  // of 16 columns each
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 w = this->words(tile, i, 0), w8 = this->words(tile, i, 1);
-      mma_word<T, Arch>(lut, w.x, w8.x, this->x, i * 16, d[i * 2]);
-      mma_word<T, Arch>(lut, w.y, w8.y, this->x, i * 16 + 4, d[i * 2]);
-      mma_word<T, Arch>(lut, w.z, w8.z, this->x, i * 16 + 8, d[i * 2 + 1]);
-      mma_word<T, Arch>(lut, w.w, w8.w, this->x, i * 16 + 12, d[i * 2 + 1]);
-    }
     const TileScaleBytes scales = find_scales();
     uint32_t of[4];
     scales.of_columns(FragmentLane().thread_in_group, of);
     E2m1<T>::to_scales(scales.kind, of);
     float sums[4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < 2; ++i) {
+      const uint4 w = this->words(tile, i, 0), w8 = this->words(tile, i, 1);
+      float d[2][1][4] = {};  // of 16 columns each
+      mma_word<T, Arch>(lut, w.x, w8.x, this->x, i * 16, d[0]);
+      mma_word<T, Arch>(lut, w.y, w8.y, this->x, i * 16 + 4, d[0]);
+      mma_word<T, Arch>(lut, w.z, w8.z, this->x, i * 16 + 8, d[1]);
+      mma_word<T, Arch>(lut, w.w, w8.w, this->x, i * 16 + 12, d[1]);
 #pragma unroll
-      for (int k = 0; k < 4; ++k)
-        sums[k] = __fmaf_rn(half_of<T>(of[k / 2 * 2 + i / 2], i % 2), d[i][0][k], sums[k]);
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          sums[k] = __fmaf_rn(half_of<T>(of[k / 2 * 2 + i], half), d[half][0][k], sums[k]);
+    }
     store_quad_sums(sums, accumulate, partial);
   }
 };
@@ -68,22 +70,25 @@ struct E2m1MmaM8 : WarpMmaM8<T, MTiles, Arch>, E2m1Mma {
     using Pairs = ScaledPairs<T, AnyLut>;
     const FragmentLane lane;
     const TileScaleBytes scales = find_scales();
-    uint32_t of[4];
-    scales.of_blocks(lane.thread_in_group, of);
-    E2m1<T>::to_scales(scales.kind, of);
-    float d[2][MTiles][4] = {};  // two chains of products
+    // Two chains of products wait less for each other; two tiles are as many.
+    constexpr int kChains = MTiles == 1 ? 2 : 1;
+    float d[kChains][MTiles][4] = {};
+    uint32_t of[2];  // the scales of two blocks, of each row
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
+      if (block % 2 == 0) {
+        scales.of_blocks(lane.thread_in_group, block / 2, of);
+        E2m1<T>::to_scales(scales.kind, of);
+      }
       const uint2 w = this->words(tile, block, 0), w8 = this->words(tile, block, 1);
-      const Pairs pairs{lut, E2m1<T>::twice(of[block / 2], block % 2)};
-      const Pairs pairs8{lut, E2m1<T>::twice(of[2 + block / 2], block % 2)};
+      const Pairs pairs{lut, E2m1<T>::twice(of[0], block % 2)};
+      const Pairs pairs8{lut, E2m1<T>::twice(of[1], block % 2)};
       mma_word<T, Arch>(pairs, pairs8, w.x, w8.x, this->x, block * 8, d[0]);
-      mma_word<T, Arch>(pairs, pairs8, w.y, w8.y, this->x, block * 8 + 4, d[1]);
+      mma_word<T, Arch>(pairs, pairs8, w.y, w8.y, this->x, block * 8 + 4, d[kChains - 1]);
     }
+    if constexpr (kChains == 2)
 #pragma unroll
-    for (int i = 0; i < MTiles; ++i)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) d[0][i][k] += d[1][i][k];
+      for (int k = 0; k < 4; ++k) d[0][0][k] += d[1][0][k];
     store_sums(lane, d[0], accumulate, partial);
   }
 };

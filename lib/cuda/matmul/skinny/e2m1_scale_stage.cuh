@@ -7,8 +7,8 @@
 namespace nf4::cuda {
 namespace {
 
-// The scale bytes of a lane's rows `row` and row + 8 of a warp tile. The functions below find four
-// bytes of each, two in the halves of each word.
+// The scale bytes of a lane's rows `row` and row + 8 of a warp tile. The functions below find bytes
+// of both, two in the halves of each word.
 struct TileScaleBytes {
   const uint8_t *row;
   const uint8_t *row8;
@@ -29,24 +29,20 @@ struct TileScaleBytes {
     bytes[3] = __byte_perm(word8, 0, second);
   }
 
-  // Those of the thread_in_group-th 16 columns of each kScaleK columns.
-  __device__ __forceinline__ void of_blocks(int thread_in_group, uint32_t (&bytes)[4]) const {
+  // Those of the thread_in_group-th 16 columns of two blocks of kScaleK columns: of the first two
+  // or the last two of a warp tile.
+  __device__ __forceinline__ void of_blocks(int thread_in_group, int half,
+                                            uint32_t (&bytes)[2]) const {
     if (small_blocks) {
-      const uint4 words = *reinterpret_cast<const uint4 *>(row);
-      const uint4 words8 = *reinterpret_cast<const uint4 *>(row8);
+      const uint2 words = reinterpret_cast<const uint2 *>(row)[half];
+      const uint2 words8 = reinterpret_cast<const uint2 *>(row8)[half];
       const uint32_t select = thread_in_group * 0x0101 | 0x0400;
       bytes[0] = __byte_perm(words.x, words.y, select) & 0x00ff00ffu;
-      bytes[1] = __byte_perm(words.z, words.w, select) & 0x00ff00ffu;
-      bytes[2] = __byte_perm(words8.x, words8.y, select) & 0x00ff00ffu;
-      bytes[3] = __byte_perm(words8.z, words8.w, select) & 0x00ff00ffu;
+      bytes[1] = __byte_perm(words8.x, words8.y, select) & 0x00ff00ffu;
     } else {
-      const uint2 words = *reinterpret_cast<const uint2 *>(row);
-      const uint2 words8 = *reinterpret_cast<const uint2 *>(row8);
       const uint32_t select = 0x4240 | thread_in_group / 2 * 0x0101;
-      bytes[0] = __byte_perm(words.x, 0, select);
-      bytes[1] = __byte_perm(words.y, 0, select);
-      bytes[2] = __byte_perm(words8.x, 0, select);
-      bytes[3] = __byte_perm(words8.y, 0, select);
+      bytes[0] = __byte_perm(reinterpret_cast<const uint32_t *>(row)[half], 0, select);
+      bytes[1] = __byte_perm(reinterpret_cast<const uint32_t *>(row8)[half], 0, select);
     }
   }
 };

@@ -37,18 +37,15 @@ class E2m1ScaleLoader {
     for (int k_tile = work.k_tile; k_tile < work.k_tile_end; ++k_tile) {
       uint4 *const to = acquire();
       const int next = min(k_tile + 1, work.k_tile_end - 1);
-      uint32_t scales[kRows * 4];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        spread(bytes[i].x, scales + i * 4);
-        spread(bytes[i].y, scales + i * 4 + 2);
+        uint32_t scales[4];
+        spread(bytes[i].x, scales);
+        spread(bytes[i].y, scales + 2);
         bytes[i] = fetch(rows[i] + next * 2 * step_bytes, next);
+        E2m1<T>::to_scales(weight_.scale_bytes, scales);
+        to[thread_ + i * kScaleThreads] = {scales[0], scales[1], scales[2], scales[3]};
       }
-      E2m1<T>::to_scales(weight_.scale_bytes, scales);
-#pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        to[thread_ + i * kScaleThreads] = {scales[i * 4], scales[i * 4 + 1], scales[i * 4 + 2],
-                                           scales[i * 4 + 3]};
       commit();
     }
   }
