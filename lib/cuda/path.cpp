@@ -96,11 +96,12 @@ bool whole_tiles_pay(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
          tiles >= kTilesOfDense * ceil_divide(tiles, gpu.multiprocessors);
 }
 
-// Nobody has timed products of MXFP4 and NVFP4 with many rows of x on Hopper.
-constexpr int64_t kTimedRows = 64;
+// Up to so many rows of x products of MXFP4 and NVFP4, which nobody has timed, are presumed to be
+// faster on Hopper than a dense product.
+constexpr int64_t kE2m1Rows = 64;
 
 nf4_path path_of(const MatmulProblem &problem, int config, const MatmulTarget &target) {
-  if (is_wgmma(config) && problem.weight.has_scale_bytes() && problem.m > kTimedRows)
+  if (is_wgmma(config) && problem.weight.has_scale_bytes() && problem.m > kE2m1Rows)
     return NF4_PATH_DENSE;
   return fused_if(is_multistage(config) ? multistage_pays(problem, target) : !is_mma(config));
 }
