@@ -1,5 +1,5 @@
 """The main job on a real model: quantize, inspect, verify and dequantize a checkpoint, with
-sizes, times, GB/s, the error of each layer, and a plot; and NF4 beside 4-bit integers.
+sizes, times, GB/s, the error of each layer, and a plot; and NF4 beside 4-bit integers and MXFP4.
 
     python tools/demo/demo.py --out DIR [--model PATH] [--group-size N]
 
@@ -238,7 +238,6 @@ def run(model: Path, name: str, out: Path, group_size: int, force: bool) -> int:
     report, plot = out / "inspect.json", out / "demo.png"
     suffix = "" if model.is_dir() else ".safetensors"
     quantized, back = out / f"{name}-nf4{suffix}", out / f"{name}-dense{suffix}"
-    integers = out / f"{name}-int4{suffix}"
     replace = force or is_of_earlier_run(report, quantized)
     threads = len(os.sched_getaffinity(0))
     print(f"libnf4 {nf4.version()}, CPU kernels {nf4.cpu_variant()}, {threads} threads")
@@ -249,12 +248,17 @@ def run(model: Path, name: str, out: Path, group_size: int, force: bool) -> int:
     inspect_seconds, document = timed(lambda: inspect_checkpoint(str(quantized), str(model)))
     verify_seconds, verified = timed(lambda: verify_checkpoint(str(quantized)))
     dequantize = dequantize_checkpoint(str(quantized), str(back), replace=replace)
-    of_integers = QuantizeOptions(format="int4", group_size=group_size)
-    quantize_checkpoint(str(model), str(integers), of_integers, replace=replace)
-    int4_totals = inspect_checkpoint(str(integers), str(model))["totals"]
+    totals = document["totals"]
+    kinds = {"NF4, blocks of 64": (quantized, totals)}
+    for what, of_kind in (
+        (f"integers, groups of {group_size}", QuantizeOptions("int4", group_size=group_size)),
+        ("MXFP4, blocks of 32", QuantizeOptions("mxfp4")),
+    ):
+        made = out / f"{name}-{of_kind.format}{suffix}"
+        quantize_checkpoint(str(model), str(made), of_kind, replace=replace)
+        kinds[what] = made, inspect_checkpoint(str(made), str(model))["totals"]
     problems = round_trip_problems(model, quantized, back)
     layers = layers_of(document, dense_tensor_bytes(model))
-    totals = document["totals"]
 
     heading("Sizes")
     paths = {"the checkpoint": model, "quantized": quantized, "dequantized again": back}
@@ -271,15 +275,8 @@ def run(model: Path, name: str, out: Path, group_size: int, force: bool) -> int:
     others = {"inspect --dense": inspect_seconds, "verify": verify_seconds}
     show(time_lines({"quantize": quantize, "dequantize": dequantize}, others))
     show(["", "In all: with reading, writing and fsync. Kernels: first runs on cold memory."])
-    heading("NF4 beside integers")
-    show(
-        kind_lines(
-            {
-                "NF4, blocks of 64": (quantized, totals),
-                f"integers, groups of {group_size}": (integers, int4_totals),
-            }
-        )
-    )
+    heading("NF4 beside integers and MXFP4")
+    show(kind_lines(kinds))
     show(["", "Integers by rounding; GPTQ and AWQ choose better ones. Kernels alone, in memory."])
     heading("Error of each layer")
     show(layer_lines(layers))
@@ -296,7 +293,8 @@ def run(model: Path, name: str, out: Path, group_size: int, force: bool) -> int:
 
     report.write_text(json.dumps(document, indent=2) + "\n")
     demo_plot.draw(plot, name, layers, totals)
-    print(f"\nwrote {quantized}\n      {integers}\n      {back}\n      {report}\n      {plot}")
+    written = [*(path for path, _ in kinds.values()), back, report, plot]
+    print("\nwrote " + "\n      ".join(map(str, written)))
     return 0 if verified["ok"] and not problems else 1
 
 

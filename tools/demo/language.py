@@ -1,4 +1,4 @@
-"""Text from a small LLaMA dense, in NF4 and in 4-bit integers, and the perplexity of each.
+"""Text from a small LLaMA dense, in NF4, 4-bit integers and MXFP4, and the perplexity of each.
 
     python tools/demo/language.py --out DIR [--model FOLDER] [--prompt TEXT]
 
@@ -27,6 +27,7 @@ from tokenizers import Tokenizer
 KINDS = {
     "NF4": ("nf4", []),
     "integers": ("int4", ["--format", "int4", "--group-size", "64"]),
+    "MXFP4": ("mxfp4", ["--format", "mxfp4"]),
 }
 PROMPT = "Why is the sky blue?"
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

@@ -29,7 +29,7 @@ from compressed_tensors.quantization.utils.helpers import (  # noqa: E402
     calculate_qparams,
     generate_gparam,
 )
-from safetensors.torch import save_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -41,8 +41,9 @@ def compressed(kind: str, weight: torch.Tensor) -> tuple[dict[str, Any], torch.T
     decompresses them to."""
     compressor, scheme = _KINDS[kind]
     args = scheme["weights"]
-    blocks = weight.float().unflatten(-1, (-1, args.group_size))
-    of_all = generate_gparam(weight.min(), weight.max()) if kind == "nvfp4" else None
+    exact = weight.float()  # in bf16 it would round the global scale
+    blocks = exact.unflatten(-1, (-1, args.group_size))
+    of_all = generate_gparam(exact.min(), exact.max()) if kind == "nvfp4" else None
     scales, _ = calculate_qparams(blocks.amin(-1), blocks.amax(-1), args, global_scale=of_all)
     given = {"weight": weight, "weight_scale": scales}
     if of_all is not None:
@@ -75,6 +76,24 @@ def test_dequantize_gives_the_bits_of_compressed_tensors(kind, spread, tmp_path)
     dequantize_checkpoint(str(source), str(tmp_path / "d"), dtype="bf16")
     _, _, data = helpers.load_all(tmp_path / "d")[f"{LAYER}.weight"]
     assert data == _bits(expected.bfloat16())
+
+
+@pytest.mark.parametrize("spread", [1e-4, 1.0, 300.0])
+@pytest.mark.parametrize("kind", _KINDS)
+def test_quantize_gives_the_bytes_of_compressed_tensors(kind, spread, tmp_path):
+    torch.manual_seed(1)
+    weight = (torch.randn(40, 128) * spread * torch.rand(40, 1)).bfloat16()
+    weight[3, 32:64] = 0
+    expected, _ = compressed(kind, weight)
+    save_file({f"{LAYER}.weight": weight}, tmp_path / "dense.safetensors")
+    made = str(tmp_path / "q.safetensors")
+    assert main(["quantize", str(tmp_path / "dense.safetensors"), made, "--format", kind]) == 0
+    found = load_file(made)
+    assert found.keys() == {f"{LAYER}.{name}" for name in expected}
+    for name, tensor in expected.items():
+        own = found[f"{LAYER}.{name}"]
+        assert (own.dtype, own.shape) == (tensor.dtype, tensor.shape), name
+        assert _bits(own) == _bits(tensor), name
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

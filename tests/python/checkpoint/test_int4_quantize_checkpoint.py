@@ -195,7 +195,8 @@ def test_options_that_do_not_fit_are_wrong_usage(case, tmp_path, capsys):
 def test_options_of_integers_are_of_int4_alone(format, arguments, option, model, tmp_path, capsys):
     command = ["quantize", str(model), str(tmp_path / "q"), "--format", format, *arguments]
     assert main(command) == 2
-    expected = f"{option} is not an option of --format {format}; it is one of int4\n"
+    others = "int4, mxfp4 and nvfp4" if option == "--layout" else "int4"
+    expected = f"{option} is not an option of --format {format}; it is one of {others}\n"
     assert capsys.readouterr().err.endswith(expected)
 
 

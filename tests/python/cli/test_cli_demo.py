@@ -43,9 +43,9 @@ def test_demo_does_the_whole_job(kind, tmp_path):
     document = json.loads((tmp_path / "out" / "inspect.json").read_text())
     assert document["totals"]["weights"] == 2
     suffix = ".safetensors" if kind == "file" else ""
-    made = {f"{name}-{kind}{suffix}" for kind in ("dense", "nf4", "int4")}
+    made = {f"{name}-{kind}{suffix}" for kind in ("dense", "nf4", "int4", "mxfp4")}
     outputs = made | {"demo.png", "inspect.json"}
-    assert "integers, groups of 32" in result.stdout
+    assert "integers, groups of 32" in result.stdout and "MXFP4, blocks of 32" in result.stdout
     assert set(helpers.listing(tmp_path / "out")) == outputs
     after = helpers.tree(tmp_path)
     assert before.items() <= after.items()

@@ -242,14 +242,14 @@ def test_text_and_perplexity_of_each_kind(folder, tmp_path):
     arguments = ["--model", str(model), "--prompt", "A 4-bit weight"]
     result = subprocess.run([*program, *arguments], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    for kind in ("dense, bf16", "NF4", "integers"):
+    for kind in ("dense, bf16", "NF4", "integers", "MXFP4"):
         assert re.search(rf"^  {kind} .*B +[1-9][\d.]+ +\d+$", result.stdout, re.M), result.stdout
     assert "'A 4-bit weight' goes on" in result.stdout
     kinds = {
         name: {type(each) for each in nf4.load(tmp_path / "out" / f"model-{name}").values()}
-        for name in ("nf4", "int4")
+        for name in ("nf4", "int4", "mxfp4")
     }
-    assert kinds["nf4"] == {nf4.QuantizedTensor, np.ndarray}
+    assert kinds["nf4"] == kinds["mxfp4"] == {nf4.QuantizedTensor, np.ndarray}
     assert kinds["int4"] == {nf4.Int4Tensor, np.ndarray}
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import DTYPE_KEYS, NF4_TO_TORCH
+from nf4.checkpoint.e2m1_layouts import BLOCKSIZES
+from nf4.checkpoint.e2m1_plan import Amax, E2m1Plan, fused_with
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.kinds import ASSUMED, is_assumed, require_readable, settings_of, survey
@@ -16,6 +19,7 @@ from nf4.checkpoint.leftovers import strangers
 from nf4.checkpoint.output import Progress, output_target, write_checkpoint
 from nf4.checkpoint.quantization import quantization, without_quantization
 from nf4.checkpoint.quantize_plan import (
+    OWN_CONFIG,
     QuantizeOptions,
     config_of,
     dense_reasons,
@@ -41,11 +45,27 @@ from nf4.checkpoint.weights import Survey, Weight
 
 
 def _quantize_step(
-    file: SafetensorsFile, info: TensorInfo, rules: Rules, options: QuantizeOptions
+    file: SafetensorsFile,
+    info: TensorInfo,
+    rules: Rules,
+    options: QuantizeOptions,
+    amax: Mapping[str, Amax],
 ) -> Quantize:
-    """The step for a dense tensor that becomes 4-bit."""
+    """The step for a dense tensor that becomes 4-bit. amax: of the weights in NVFP4, by name."""
     plan, transposed = plan_of(info, rules, options), is_transposed(info.name, rules.types)
+    if isinstance(plan, E2m1Plan):
+        plan = dataclasses.replace(plan, amax=amax[info.name])
     return Quantize(file, info, plan, transposed, options.allow_nonfinite, options.threads)
+
+
+def _amax(checkpoint: Checkpoint, names: Collection[str]) -> dict[str, Amax]:
+    """Returns the largest magnitude that each weight shares with those that it is fused with."""
+    found: dict[str, Amax] = {}
+    for name in names:
+        group = fused_with(name, names)
+        found[name] = found.get(group[0]) or Amax(checkpoint, group)
+        found.setdefault(group[0], found[name])
+    return found
 
 
 def _stack_step(checkpoint: Checkpoint, stack: Stack, options: QuantizeOptions) -> QuantizeStack:
@@ -119,7 +139,7 @@ def quantize_checkpoint(
         choice_seconds = time.perf_counter() - began
         stacks, warnings = stacks_of(found.dense, rules, options, chosen_by)
         reasons = dense_reasons(found.dense, rules, options)
-        if options.format == "int4":
+        if options.format in OWN_CONFIG:
             _require_dense(checkpoint, found.weights)
         problem = group_size_problem(found.dense, reasons, options)
         if None not in reasons.values() and not found.weights and not stacks:
@@ -128,11 +148,14 @@ def quantize_checkpoint(
         of_stacks = {stack.tensors[0]: _stack_step(checkpoint, stack, options) for stack in stacks}
         taken = {name for stack in stacks for name in stack.tensors}
 
+        chosen = {name for name, reason in reasons.items() if reason is None}
+        amax = _amax(checkpoint, chosen if options.format in BLOCKSIZES else ())
+
         def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
             if info.name in taken:
                 return of_stacks.get(info.name)
             if reasons.get(info.name, "") is None:
-                return _quantize_step(file, info, rules, options)
+                return _quantize_step(file, info, rules, options, amax)
             return Copy(file, info, info.name in found.dense)
 
         steps = _steps(checkpoint, step)

@@ -1,30 +1,87 @@
-"""Plans MXFP4 and NVFP4 weights to be written: their tensors, and their config.json."""
+"""Plans MXFP4 and NVFP4 weights to be written: their tensors, their quantization by rounding, and
+their config.json."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from nf4._convert import dtype_name
+from nf4._quantize import quantize
+from nf4.checkpoint.dtypes import NUMPY
 from nf4.checkpoint.e2m1_config import compressed_config, modelopt_config
-from nf4.checkpoint.e2m1_layouts import Layout
+from nf4.checkpoint.e2m1_layouts import MXFP4, Layout
 from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.rules import dense_linear
+from nf4.checkpoint.source import Checkpoint
 from nf4.tensor import QuantizedTensor
 
 _PARTS = {"packed": "packed", "scales": "absmax", "global": "nested_absmax"}
 
 
+# Layers that engines fuse, for which they want one global scale.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+# The largest scale of a block in E4M3, times the largest E2M1.
+_LARGEST = np.float32(448 * 6)
+
+
+class Amax:
+    """The largest magnitude of several dense weights, read once."""
+
+    def __init__(self, checkpoint: Checkpoint, names: Sequence[str]):
+        self._checkpoint, self._names = checkpoint, names
+        self._found: float | None = None
+
+    def __call__(self) -> float:
+        if self._found is None:
+            self._found = max(map(self._of_one, self._names))
+        return self._found
+
+    def _of_one(self, name: str) -> float:
+        info = self._checkpoint.info(name)
+        largest = 0.0
+        for _, piece in self._checkpoint.owner[name].pieces(info):
+            largest = max(largest, largest_of(np.frombuffer(piece, NUMPY[info.dtype])))
+        return largest
+
+
+def largest_of(values: np.ndarray) -> float:
+    """Returns the largest finite magnitude."""
+    magnitudes = np.abs(values.astype(np.float32))
+    return float(np.max(magnitudes, initial=0, where=np.isfinite(magnitudes)))
+
+
+def fused_with(name: str, names: Collection[str]) -> list[str]:
+    """Returns the weights among `names` that engines fuse with this one, which is one of them."""
+    parent, _, last = name.removesuffix(".weight").rpartition(".")
+    group = next((group for group in _FUSED if last in group), (last,))
+    prefix = f"{parent}." if parent else ""
+    return [each for part in group if (each := f"{prefix}{part}.weight") in names] or [name]
+
+
+def _global_scale(largest: float, divides: bool) -> np.float32:
+    """Returns the global scale of NVFP4, as compressed-tensors and ModelOpt choose it: the block
+    with the largest element gets the largest scale. 1 for weights of zeros."""
+    with np.errstate(all="ignore"):
+        amax = np.float32(largest)
+        # torch, and so compressed-tensors, divides a number by a tensor in these two steps.
+        scale = np.float32(1) / amax * _LARGEST if divides else amax / _LARGEST
+    return scale if np.isfinite(scale) and scale > 0 else np.float32(1)
+
+
 @dataclasses.dataclass(frozen=True)
 class E2m1Plan:
-    """A weight to be written. name: the dense weight's. shape: (outputs, inputs)."""
+    """A weight to be written. name: the dense weight's. shape: (outputs, inputs). amax: for NVFP4,
+    the largest magnitude of the weights that share a global scale; None: that of this one."""
 
     name: str
     layout: Layout
     shape: tuple[int, ...]
     blocksize: int
+    amax: Callable[[], float] | None = None
 
     @property
     def module(self) -> str:
@@ -36,6 +93,31 @@ class E2m1Plan:
             TensorSpec(self.layout.tensor(self.module, part), dtype, shapes[part])
             for part, dtype in self.layout.dtypes.items()
         ]
+
+    def quantize(self, array: np.ndarray, threads: int) -> QuantizedTensor:
+        """Quantizes a dense weight, rounding to nearest, with compressed-tensors' rule for the
+        scales of MXFP4."""
+        rule, of_all = self.layout.scale_rule, None
+        if self.layout.format == MXFP4:
+            rule = "even"
+        else:
+            largest = largest_of(array) if self.amax is None else self.amax()
+            of_all = np.array([_global_scale(largest, rule == "divisor")], np.float32)
+        rows, cols = self.shape
+        return quantize(
+            array,
+            threads=threads,
+            out=QuantizedTensor(
+                packed=np.empty((rows, cols // 2), np.uint8),
+                absmax=np.empty((rows, cols // self.blocksize), np.uint8),
+                nested_absmax=of_all,
+                format=self.layout.format,
+                blocksize=self.blocksize,
+                scale_rule=rule,
+                shape=self.shape,
+                dtype=dtype_name(array.dtype),
+            ),
+        )
 
     def parts(self, weight: QuantizedTensor) -> dict[str, np.ndarray]:
         """The data of `specs`: tensor name -> array."""

@@ -10,6 +10,8 @@ from typing import Any
 
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
 from nf4.checkpoint.dtypes import FILE_TO_NF4
+from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, MXFP4, NVFP4, WRITTEN
+from nf4.checkpoint.e2m1_plan import E2m1Plan, e2m1_config
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.int4_layouts import LAYOUTS
@@ -26,15 +28,21 @@ from nf4.checkpoint.rules import (
 from nf4.checkpoint.stacks import Stack
 from nf4.checkpoint.weights import Weight
 
-_OF_BITSANDBYTES = ("blocksize", "nested", "storage")
-_OF_INTEGERS = ("layout", "group_size", "symmetric")
+# The options that only some formats have.
+_FORMATS_OF = {
+    **dict.fromkeys(("blocksize", "nested", "storage"), ("nf4", "fp4")),
+    **dict.fromkeys(("group_size", "symmetric"), ("int4",)),
+    "layout": ("int4", MXFP4, NVFP4),
+}
+# The formats whose layouts have room for no other kind of 4-bit weights.
+OWN_CONFIG = ("int4", MXFP4, NVFP4)
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeOptions:
     """How to quantize a checkpoint.
 
-    format           "nf4", "fp4" or "int4"
+    format           "nf4", "fp4", "int4", "mxfp4" or "nvfp4"
     blocksize        weights for each scale: a power of two, 32..4096
     nested           double quantization: 8-bit scales
     storage          torch's name of the dtype as which packed bytes are viewed
@@ -49,9 +57,10 @@ class QuantizeOptions:
     experts          quantize stacks of experts too. transformers loads these if nf4.torch is
                      imported
 
-    Only for int4:
+    Only for int4, and layout for mxfp4 and nvfp4 too:
 
-    layout           "gptq", "gptq_v2", "awq" or "compressed-tensors"
+    layout           "compressed-tensors", for int4 also "gptq", "gptq_v2" or "awq", for nvfp4
+                     "modelopt"
     group_size       columns for each scale: a multiple of 8; -1: the whole row
     symmetric        all zero points are 8; else each group has one
     """
@@ -72,8 +81,12 @@ class QuantizeOptions:
 
     def __post_init__(self) -> None:
         self._check_uses()
+        if self.format in OWN_CONFIG and self.experts:
+            raise OptionError(f'experts is True; expected False with format "{self.format}"')
         if self.format == "int4":
             self._check_integers()
+        elif self.format in OWN_CONFIG:
+            self._check_floats()
         for name in ("skip", "only"):
             value = getattr(self, name)
             if isinstance(value, str):
@@ -81,20 +94,24 @@ class QuantizeOptions:
 
     def _check_uses(self) -> None:
         """Raises OptionError for an option of another format, which would be ignored."""
-        for_integers = self.format == "int4"
-        expected = '"nf4" or "fp4"' if for_integers else '"int4"'
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            unused = _OF_BITSANDBYTES if for_integers else _OF_INTEGERS
-            if field.name in unused and value != field.default:
+            value, formats = getattr(self, field.name), _FORMATS_OF.get(field.name, ())
+            if formats and self.format not in formats and value != field.default:
+                expected = " or ".join(f'"{each}"' for each in formats)
                 raise OptionError(
                     f'{field.name} is {value!r}, but format "{self.format}" has none; expected '
                     f"format {expected}"
                 )
 
+    def _check_floats(self) -> None:
+        layouts = [name for name, known in WRITTEN.items() if self.format in known]
+        if self.layout not in layouts:
+            expected = " or ".join(layouts)
+            raise OptionError(
+                f'layout is {self.layout!r}; expected {expected} with format "{self.format}"'
+            )
+
     def _check_integers(self) -> None:
-        if self.experts:
-            raise OptionError('experts is True; expected False with format "int4"')
         if self.layout not in LAYOUTS:
             raise OptionError(f"layout is {self.layout!r}; expected {', '.join(LAYOUTS)}")
         if self.group_size != -1 and (self.group_size <= 0 or self.group_size % 8):
@@ -118,12 +135,18 @@ def dense_reasons(
             f"such as lm_head, or a glob over the whole name"
         )
     reasons = {name: rules.dense_reason(info) for name, info in dense.items()}
-    if options.format != "int4":
+    if options.format not in OWN_CONFIG:
         return reasons
-    return {
-        name: reason or _integer_reason(dense[name], rules, options)
-        for name, reason in reasons.items()
-    }
+    misfit = _integer_reason if options.format == "int4" else _float_reason
+    return {name: reason or misfit(dense[name], rules, options) for name, reason in reasons.items()}
+
+
+def _float_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> str | None:
+    """Says why a matrix that may become 4-bit is not a whole number of blocks."""
+    size = BLOCKSIZES[options.format][0]
+    if is_transposed(info.name, rules.types):
+        return "Conv1D"
+    return f"columns not a multiple of {size}" if info.shape[1] % size else None
 
 
 def _integer_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> str | None:
@@ -251,8 +274,11 @@ def _storable(plan: Plan) -> Plan:
     return plan
 
 
-def plan_of(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan | Int4Plan:
+def plan_of(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan | Int4Plan | E2m1Plan:
     """Plans the tensors for a dense tensor that becomes 4-bit."""
+    if options.format in BLOCKSIZES:
+        layout, size = WRITTEN[options.layout][options.format], BLOCKSIZES[options.format][0]
+        return E2m1Plan(info.name, layout, info.shape, size)
     plan = _integer_plan if options.format == "int4" else _bnb_plan
     return plan(info, rules, options)
 
@@ -277,7 +303,7 @@ def _bnb_plan(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan:
 
 
 def config_of(
-    plans: Sequence[Plan | Int4Plan],
+    plans: Sequence[Plan | Int4Plan | E2m1Plan],
     dense: Iterable[TensorInfo],
     rules: Rules,
     options: QuantizeOptions,
@@ -287,6 +313,9 @@ def config_of(
     """Returns the quantization_config for these weights. dense: the tensors that stay dense.
     config: the model's. quantized: the weights that were 4-bit before."""
     before = quantized or {}
+    if options.format in BLOCKSIZES:
+        floats = [plan for plan in plans if isinstance(plan, E2m1Plan)]
+        return e2m1_config(floats, dense, architectures(config))
     if options.format == "int4":
         integers = [plan for plan in plans if isinstance(plan, Int4Plan)]
         return integer_config(integers, dense, architectures(config))

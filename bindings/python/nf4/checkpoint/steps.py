@@ -13,6 +13,7 @@ from nf4._dequantize import dequantize
 from nf4.checkpoint.bnb import Plan
 from nf4.checkpoint.difference import ErrorStatistics
 from nf4.checkpoint.dtypes import NF4_TO_FILE
+from nf4.checkpoint.e2m1_plan import E2m1Plan
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4_plan import Int4Plan
@@ -128,7 +129,7 @@ class Copy(_FromTensor):
 class Quantize(_FromTensor):
     """Quantizes a dense matrix to 4 bits."""
 
-    plan: Plan | Int4Plan
+    plan: Plan | Int4Plan | E2m1Plan
     transposed: bool
     allow_nonfinite: bool
     threads: int

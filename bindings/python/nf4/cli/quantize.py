@@ -1,5 +1,5 @@
-"""nf4 quantize: quantizes a dense checkpoint to 4 bits, in bitsandbytes' layout or one of
-integers."""
+"""nf4 quantize: quantizes a dense checkpoint to 4 bits, in bitsandbytes' layout, or one of
+integers, MXFP4 or NVFP4."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from nf4.checkpoint.bnb import FORMATS
 from nf4.checkpoint.convert import quantize_checkpoint
 from nf4.checkpoint.dtypes import STORAGE, TORCH_TO_NF4
+from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, WRITTEN
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.int4_layouts import LAYOUTS
 from nf4.checkpoint.quantize_plan import QuantizeOptions
@@ -18,7 +19,8 @@ from nf4.cli.conversion import run_conversion
 _DESCRIPTION = """\
 Quantize the linear layers of a dense model to 4 bits: nf4 and fp4 in the layout that
 bitsandbytes and transformers load, int4 (integers with a scale for each group, rounded to
-nearest) in the layout of compressed-tensors, GPTQ or AWQ. SRC and DST are both files or both
+nearest) in the layout of compressed-tensors, GPTQ or AWQ, mxfp4 and nvfp4 (rounded to nearest)
+in that of compressed-tensors, nvfp4 also in ModelOpt's. SRC and DST are both files or both
 directories; DST has the same shards as SRC.
 
 An installed transformers, 5.0 or later, decides from the model's modules which layers can be
@@ -36,8 +38,8 @@ A PATTERN is one or more whole parts of a module's name (lm_head, layers.0), or,
 [], a glob over the whole name ('*.mlp.*_proj').
 """
 # The options of each format, by their names in QuantizeOptions.
+_LAYOUT = {"layout": "--layout"}
 _OF_INTEGERS = {
-    "layout": "--layout",
     "group_size": "--group-size",
     "symmetric": "--symmetric or --asymmetric",
 }
@@ -100,8 +102,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--layout",
-        choices=tuple(LAYOUTS),
-        help="for int4 (default: compressed-tensors)",
+        choices=(*LAYOUTS, *(name for name in WRITTEN if name not in LAYOUTS)),
+        help="for int4, mxfp4 and nvfp4 (default: compressed-tensors); modelopt for nvfp4",
     )
     parser.add_argument(
         "--group-size",
@@ -140,14 +142,18 @@ def add_parser(commands: Any) -> None:
 def _chosen(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the given options of one format. Raises OptionError for an option of another
     format."""
-    options = _OF_INTEGERS | _OF_BITSANDBYTES
+    options = _LAYOUT | _OF_INTEGERS | _OF_BITSANDBYTES
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
-    for_integers = args.format == "int4"
-    for name, option in (_OF_BITSANDBYTES if for_integers else _OF_INTEGERS).items():
-        if name in given:
-            others = "nf4 and fp4" if for_integers else "int4"
+    for group, formats in (
+        (_OF_BITSANDBYTES, ("nf4", "fp4")),
+        (_OF_INTEGERS, ("int4",)),
+        (_LAYOUT, ("int4", *BLOCKSIZES)),
+    ):
+        for name in given.keys() & group.keys() if args.format not in formats else ():
+            *others, last = formats
+            named = f"{', '.join(others)} and {last}" if others else last
             raise OptionError(
-                f"{option} is not an option of --format {args.format}; it is one of {others}"
+                f"{group[name]} is not an option of --format {args.format}; it is one of {named}"
             )
     return given
 
@@ -161,6 +167,8 @@ def _settings(options: QuantizeOptions) -> dict[str, Any]:
             "group_size": options.group_size,
             "symmetric": options.symmetric,
         }
+    if options.format in BLOCKSIZES:
+        return {"format": options.format, "layout": options.layout}
     return {
         "format": options.format,
         "blocksize": options.blocksize,
