@@ -21,9 +21,20 @@ std::unique_ptr<T, decltype(&std::free)> exact(const T &value, size_t bytes) {
   return {copy, std::free};
 }
 
+inline void read_e2m1_shape(Input &in, nf4_tensor &w) {
+  const bool nvfp4 = w.format == NF4_FORMAT_NVFP4;
+  w.blocksize = in.number32(nvfp4 ? 16 << in.below(2) : 32);
+  w.nested_blocksize = in.number32(nvfp4 ? in.below(8) : 0);
+  w.scale_rule = in.number32(in.below(nvfp4 ? 2 : 3));
+  w.rows = in.number(in.below(48));
+  w.cols = in.number(32 * in.below(6));
+}
+
 inline void read_shape(Input &in, nf4_tensor &w) {
   w.struct_size = static_cast<size_t>(in.number(sizeof w));
-  w.format = in.number32(1 + in.below(2));
+  const int format = in.below(8);
+  w.format = in.number32(format < 6 ? 1 + format % 2 : 3 + format % 2);
+  if (has_scale_bytes(w)) return read_e2m1_shape(in, w);
   w.blocksize = in.number32(32 << in.below(3));
   w.nested_blocksize = in.number32(in.below(2) == 0 ? 0 : 1 << in.below(4));
   w.scale_rule = in.number32(0);
@@ -34,6 +45,12 @@ inline void read_shape(Input &in, nf4_tensor &w) {
 inline void read_parts(Input &in, Memory &memory, nf4_tensor &w, int32_t) {
   const bool nested = w.nested_blocksize != 0;
   w.packed = memory.part(packed_bytes(w), 1);
+  if (has_scale_bytes(w)) {
+    w.absmax = memory.part(blocks(w), 1);
+    const Wide parts = w.nested_blocksize > 0 ? ceil_div(w.rows, w.nested_blocksize) : 1;
+    if (w.format == NF4_FORMAT_NVFP4) w.nested_absmax = memory.array<float>(parts);
+    return;
+  }
   w.absmax = memory.part(blocks(w) * (nested ? 1 : 4), nested ? 1 : 4);
   if (nested) {
     w.nested_absmax = memory.array<float>(ceil_div(blocks(w), w.nested_blocksize));

@@ -32,18 +32,26 @@ inline bool valid_stride(int64_t rows, int64_t stride, int64_t columns) {
   return stride >= columns && static_cast<Wide>(rows) * stride <= kMost;
 }
 
+inline bool has_scale_bytes(const nf4_tensor &w) {
+  return w.format == NF4_FORMAT_MXFP4 || w.format == NF4_FORMAT_NVFP4;
+}
+
+// MXFP4 and NVFP4.
+inline bool valid_e2m1(const nf4_tensor &w) {
+  if (w.struct_size != sizeof w || !valid_sizes(w.rows, w.cols)) return false;
+  if (w.format == NF4_FORMAT_MXFP4)
+    return w.blocksize == 32 && w.nested_blocksize == 0 && w.scale_rule >= 0 && w.scale_rule <= 2 &&
+           w.cols % 32 == 0;
+  return (w.blocksize == 16 || w.blocksize == 32) && w.nested_blocksize >= 0 && w.scale_rule >= 0 &&
+         w.scale_rule <= 1 && w.cols % w.blocksize == 0;
+}
+
 inline bool valid(const nf4_tensor &w) {
+  if (has_scale_bytes(w)) return valid_e2m1(w);
   bool format = w.format == NF4_FORMAT_NF4 || w.format == NF4_FORMAT_FP4;
 #ifdef NF4_TEST_FORMAT
   format = format || w.format == NF4_TEST_FORMAT;
 #endif
-  if (w.struct_size == sizeof w && w.format == NF4_FORMAT_MXFP4)
-    return w.blocksize == 32 && w.nested_blocksize == 0 && w.scale_rule >= 0 && w.scale_rule <= 2 &&
-           valid_sizes(w.rows, w.cols) && w.cols % 32 == 0;
-  if (w.struct_size == sizeof w && w.format == NF4_FORMAT_NVFP4)
-    return (w.blocksize == 16 || w.blocksize == 32) && w.nested_blocksize >= 0 &&
-           w.scale_rule >= 0 && w.scale_rule <= 1 && valid_sizes(w.rows, w.cols) &&
-           w.cols % w.blocksize == 0;
   const auto power_of_two = [](int64_t n) { return n > 0 && (n & (n - 1)) == 0; };
   return w.struct_size == sizeof w && format && power_of_two(w.blocksize) && w.blocksize >= 32 &&
          w.blocksize <= 4096 && (w.nested_blocksize == 0 || power_of_two(w.nested_blocksize)) &&

@@ -16,6 +16,33 @@ pub enum Format {
     Nf4,
     /// A sign bit and eight magnitudes.
     Fp4,
+    /// E2M1 with an E8M0 scale for each 32 elements of a row.
+    Mxfp4(E8m0Rule),
+    /// E2M1 with an E4M3 scale for each 16 or 32 elements of a row, and a global scale for
+    /// `nested_blocksize` rows, or for all if that is 0.
+    Nvfp4(GlobalScale),
+}
+
+/// How quantize chooses the E8M0 scale of a block; m is floor(log2(a)) for its largest magnitude a.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum E8m0Rule {
+    /// 2^(m - 2).
+    #[default]
+    Floor,
+    /// 2^(m - 2), or 2^(m - 1) from 1.75 * 2^m on.
+    Even,
+    /// The least power of two that is not below a / 6.
+    Ceil,
+}
+
+/// What a global scale does to the scale of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum GlobalScale {
+    /// It multiplies it, as in ModelOpt.
+    #[default]
+    Factor,
+    /// It divides it, as in compressed-tensors.
+    Divisor,
 }
 
 impl Format {
@@ -24,6 +51,20 @@ impl Format {
         match self {
             Format::Nf4 => sys::NF4_FORMAT_NF4,
             Format::Fp4 => sys::NF4_FORMAT_FP4,
+            Format::Mxfp4(_) => sys::NF4_FORMAT_MXFP4,
+            Format::Nvfp4(_) => sys::NF4_FORMAT_NVFP4,
+        }
+    }
+
+    /// The `scale_rule` of an `nf4_tensor`.
+    pub(crate) const fn scale_rule(self) -> i32 {
+        match self {
+            Format::Nf4 | Format::Fp4 => 0,
+            Format::Mxfp4(E8m0Rule::Floor) => sys::NF4_SCALE_FLOOR,
+            Format::Mxfp4(E8m0Rule::Even) => sys::NF4_SCALE_EVEN,
+            Format::Mxfp4(E8m0Rule::Ceil) => sys::NF4_SCALE_CEIL,
+            Format::Nvfp4(GlobalScale::Factor) => sys::NF4_GLOBAL_FACTOR,
+            Format::Nvfp4(GlobalScale::Divisor) => sys::NF4_GLOBAL_DIVISOR,
         }
     }
 }

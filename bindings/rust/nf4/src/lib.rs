@@ -80,7 +80,7 @@ pub use batch::{
 #[cfg(feature = "cudarc-core")]
 pub use cudarc;
 pub use error::{Error, Result};
-pub use format::{DType, Element, Format, CODEBOOK_SIZE, SCALE_CODE_SIZE};
+pub use format::{DType, E8m0Rule, Element, Format, GlobalScale, CODEBOOK_SIZE, SCALE_CODE_SIZE};
 pub use gradient::{
     matmul_grad, matmul_grad_into, matmul_grad_lora, matmul_grad_lora_into, matmul_lora,
     matmul_lora_into,

@@ -1,4 +1,4 @@
-//! The scales of a weight, flat or nested, in any storage.
+//! The scales of a weight, of any kind, in any storage.
 
 use nf4_sys as sys;
 
@@ -13,6 +13,15 @@ use crate::Result;
 pub enum ScalesOf<Floats, Bytes, Code, Offset> {
     /// One float for each block.
     Flat(Floats),
+    /// One E8M0 number for each block (MXFP4).
+    Bytes(Bytes),
+    /// One E4M3 number for each block, and the global scales (NVFP4).
+    Global {
+        /// The E4M3 numbers.
+        bytes: Bytes,
+        /// One float for each part of the rows. Quantize reads them.
+        scales: Floats,
+    },
     /// One scale code for each block (double quantization).
     Nested {
         /// Indices into `code`, one for each block.
@@ -50,6 +59,14 @@ impl<F, B, C, O> ScalesOf<F, B, C, O> {
     ) -> Result<ScalesOf<F2, B2, C2, O2>> {
         Ok(match self {
             ScalesOf::Flat(absmax) => ScalesOf::Flat(floats("absmax", absmax)?),
+            ScalesOf::Bytes(absmax) => ScalesOf::Bytes(bytes("absmax", absmax)?),
+            ScalesOf::Global {
+                bytes: absmax,
+                scales,
+            } => ScalesOf::Global {
+                bytes: bytes("absmax", absmax)?,
+                scales: floats("nested_absmax", scales)?,
+            },
             ScalesOf::Nested {
                 codes,
                 absmax,
@@ -73,6 +90,14 @@ impl<F, B, C, O> ScalesOf<F, B, C, O> {
     ) -> ScalesOf<F2, B2, C2, O2> {
         match self {
             ScalesOf::Flat(absmax) => ScalesOf::Flat(floats(absmax)),
+            ScalesOf::Bytes(absmax) => ScalesOf::Bytes(bytes(absmax)),
+            ScalesOf::Global {
+                bytes: absmax,
+                scales,
+            } => ScalesOf::Global {
+                bytes: bytes(absmax),
+                scales: floats(scales),
+            },
             ScalesOf::Nested {
                 codes,
                 absmax,
@@ -90,6 +115,8 @@ impl<F, B, C, O> ScalesOf<F, B, C, O> {
     pub(crate) fn as_ref(&self) -> ScalesOf<&F, &B, &C, &O> {
         match self {
             ScalesOf::Flat(absmax) => ScalesOf::Flat(absmax),
+            ScalesOf::Bytes(absmax) => ScalesOf::Bytes(absmax),
+            ScalesOf::Global { bytes, scales } => ScalesOf::Global { bytes, scales },
             ScalesOf::Nested {
                 codes,
                 absmax,
@@ -107,6 +134,8 @@ impl<F, B, C, O> ScalesOf<F, B, C, O> {
     pub(crate) fn as_mut(&mut self) -> ScalesOf<&mut F, &mut B, &mut C, &mut O> {
         match self {
             ScalesOf::Flat(absmax) => ScalesOf::Flat(absmax),
+            ScalesOf::Bytes(absmax) => ScalesOf::Bytes(absmax),
+            ScalesOf::Global { bytes, scales } => ScalesOf::Global { bytes, scales },
             ScalesOf::Nested {
                 codes,
                 absmax,
@@ -201,6 +230,11 @@ impl RawScales {
     pub(crate) fn set_in(self, raw: &mut sys::nf4_tensor) {
         match self {
             RawScales::Flat(absmax) => raw.absmax = absmax.cast(),
+            RawScales::Bytes(absmax) => raw.absmax = absmax.cast(),
+            RawScales::Global { bytes, scales } => {
+                raw.absmax = bytes.cast();
+                raw.nested_absmax = scales;
+            }
             RawScales::Nested {
                 codes,
                 absmax,

@@ -28,10 +28,11 @@ pub struct Spec {
     pub cols: usize,
     /// The format. It selects the codebook, unless the weight has one of its own.
     pub format: Format,
-    /// Elements that share a scale: a power of two from 32 to 4096.
+    /// Elements that share a scale: a power of two from 32 to 4096. MXFP4: 32; NVFP4: 16 or 32.
     pub blocksize: u32,
     /// Scales that share a scale of their own (double quantization): a power of two up to 2^30; 0
-    /// means flat, with float scales.
+    /// means flat, with float scales. MXFP4: 0. NVFP4: the rows that share a global scale; 0 means
+    /// all.
     pub nested_blocksize: u32,
 }
 
@@ -85,9 +86,9 @@ impl Spec {
         self.nested(0)
     }
 
-    /// Returns whether the scales are nested.
+    /// Returns whether the scales are nested. Those of MXFP4 and NVFP4 are not.
     pub const fn is_nested(&self) -> bool {
-        self.nested_blocksize != 0
+        self.nested_blocksize != 0 && !matches!(self.format, Format::Nvfp4(_))
     }
 
     /// Returns the sizes of the parts.
@@ -134,7 +135,7 @@ impl Spec {
             format: self.format.as_raw(),
             blocksize: convert("blocksize", self.blocksize)?,
             nested_blocksize: convert("nested_blocksize", self.nested_blocksize)?,
-            scale_rule: 0,
+            scale_rule: self.format.scale_rule(),
             rows: convert("rows", self.rows)?,
             cols: convert("cols", self.cols)?,
             packed: ptr::null_mut(),
@@ -152,6 +153,15 @@ impl Spec {
         let sizes = self.sizes()?;
         check_length("packed", packed, sizes.packed_bytes)?;
         match scales {
+            ScaleLengths::Bytes(absmax) => {
+                self.check_format(matches!(self.format, Format::Mxfp4(_)), "bytes")?;
+                check_length("absmax", absmax, sizes.blocks)?;
+            }
+            ScaleLengths::Global { bytes, scales } => {
+                self.check_format(matches!(self.format, Format::Nvfp4(_)), "bytes and global")?;
+                check_length("absmax", bytes, sizes.blocks)?;
+                check_length("nested_absmax", scales, sizes.nested_blocks)?;
+            }
             ScaleLengths::Flat(absmax) => {
                 self.check_nested(false)?;
                 check_length("absmax", absmax, sizes.blocks)?;
@@ -172,7 +182,19 @@ impl Spec {
         Ok(sizes)
     }
 
+    fn check_format(&self, agrees: bool, kind: &str) -> Result<()> {
+        if agrees {
+            return Ok(());
+        }
+        Err(crate::Error::InvalidArgument(format!(
+            "the scales are {kind}, but format is {:?}",
+            self.format
+        )))
+    }
+
     fn check_nested(&self, nested: bool) -> Result<()> {
+        let kind = if nested { "nested" } else { "floats" };
+        self.check_format(matches!(self.format, Format::Nf4 | Format::Fp4), kind)?;
         if nested == self.is_nested() {
             return Ok(());
         }

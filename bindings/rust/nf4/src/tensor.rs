@@ -11,7 +11,7 @@ use crate::kind::{Described, Experts, Weight};
 use crate::memory::sealed::Sealed;
 use crate::memory::{optional, Access, Read, Write};
 use crate::scales::{RawScales, ReadScales, WriteScales};
-use crate::{info, Result, Scales, ScalesMut, ScalesOf, ScalesRef, Spec};
+use crate::{info, Format, Result, Scales, ScalesMut, ScalesOf, ScalesRef, Spec};
 
 /// A quantized weight. The parameters are the storage of its parts, all in one kind of memory:
 /// [`QuantizedTensor`] owns them on the host, [`QuantizedRef`] and [`QuantizedMut`] borrow them, and
@@ -73,6 +73,8 @@ where
     pub fn bytes(&self) -> usize {
         let scales = match self.scales.lengths() {
             ScalesOf::Flat(absmax) => absmax * size_of::<f32>(),
+            ScalesOf::Bytes(absmax) => absmax,
+            ScalesOf::Global { bytes, scales } => bytes + scales * size_of::<f32>(),
             ScalesOf::Nested {
                 codes,
                 absmax,
@@ -204,21 +206,26 @@ where
 
 impl QuantizedTensor {
     /// Makes a weight of zeroed buffers, for [`quantize_into`](crate::quantize_into) to fill. Nested
-    /// scales get the code of bitsandbytes, [`scale_code`](crate::scale_code).
+    /// scales get the code of bitsandbytes, [`scale_code`](crate::scale_code). The global scales of
+    /// NVFP4, which quantize reads, are 1.
     ///
     /// # Errors
     /// It fails as [`Spec::sizes`] does.
     pub fn zeros(spec: Spec) -> Result<Self> {
         let sizes = spec.sizes()?;
-        let scales = if spec.is_nested() {
-            Scales::Nested {
+        let scales = match spec.format {
+            Format::Mxfp4(_) => Scales::Bytes(vec![0; sizes.blocks]),
+            Format::Nvfp4(_) => Scales::Global {
+                bytes: vec![0; sizes.blocks],
+                scales: vec![1.0; sizes.nested_blocks],
+            },
+            _ if spec.is_nested() => Scales::Nested {
                 codes: vec![0; sizes.blocks],
                 absmax: vec![0.0; sizes.nested_blocks],
                 code: Box::new(*info::scale_code()),
                 offset: 0.0,
-            }
-        } else {
-            Scales::Flat(vec![0.0; sizes.blocks])
+            },
+            _ => Scales::Flat(vec![0.0; sizes.blocks]),
         };
         Ok(QuantizedTensor {
             spec,

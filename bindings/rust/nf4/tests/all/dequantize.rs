@@ -17,6 +17,7 @@ fn scale(weight: &QuantizedTensor, block: usize) -> f32 {
             let nested_block = block / weight.spec().nested_blocksize as usize;
             code[usize::from(codes[block])] * absmax[nested_block] + offset
         }
+        other => panic!("the scales are {other:?}; expected those of NF4 or FP4"),
     }
 }
 

@@ -10,6 +10,7 @@ mod cuda_batch;
 mod dequantize;
 mod device;
 mod device_slices;
+mod e2m1;
 mod gradient;
 mod grouped;
 mod info;

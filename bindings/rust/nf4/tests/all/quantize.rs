@@ -20,7 +20,7 @@ fn worst_distance(entries: &[f32]) -> f32 {
 /// How far the scale of a block may be from its absmax.
 fn scale_error(weight: &QuantizedTensor, block: usize) -> f32 {
     match weight.scales() {
-        Scales::Flat(_) => 0.0,
+        Scales::Flat(_) | Scales::Bytes(_) | Scales::Global { .. } => 0.0,
         Scales::Nested { absmax, code, .. } => {
             let nested_block = block / weight.spec().nested_blocksize as usize;
             absmax[nested_block] * worst_distance(&code[..])
