@@ -7,7 +7,7 @@ readonly DIST=$ROOT/dist WHEEL_MOST=$((20 * 1000 * 1000))
 version() { sed -n "s/^  version: '\(.*\)',\$/\1/p" meson.build; }
 
 # For drivers of CUDA 12. sm_89 runs the machine code of sm_86, to which that of its own is equal to the byte. Arm
-# machines have an A100, Orin (87, by 86), Grace, Thor (110, by PTX) or GB10 (121, by 120).
+# machines have an A100, Orin (87, by 86 or PTX), Grace, Thor (110, by PTX) or GB10 (121, by 120).
 readonly ARCHS_12=75-ptx,75,80,86,90,100,120 ARM_ARCHS_12=80-ptx,80,86,90,100,120
 
 # wheel [--cpu|--arm] [-D...]: an sdist of what is committed, and a wheel from it, into dist/. The wheel
