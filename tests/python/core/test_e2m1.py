@@ -1,11 +1,14 @@
 """MXFP4 and NVFP4 against numpy, and against the bytes that compressed-tensors writes."""
 
+from pathlib import Path
+
 import ml_dtypes
 import nf4
 import numpy as np
 import oracle
 import pytest
 
+FILE = np.load(Path(__file__).resolve().parents[2] / "golden" / "golden_e2m1.npz")
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1 = np.concatenate([E2M1, -E2M1])
 LAYOUTS = [("mxfp4", 32), ("nvfp4", 16), ("nvfp4", 32)]
@@ -114,6 +117,19 @@ def test_golden_bytes(format, rule):
     if rule != "factor":
         weight = nf4.dequantize(q, dtype="bf16")
         assert oracle.bits(weight[:, :4]).reshape(-1).tolist() == FIRST_OF_ROWS[format]
+
+
+@pytest.mark.parametrize("name", sorted({key.partition("/")[0] for key in FILE.files}))
+def test_golden_tensors(name):
+    """tests/golden/README.md"""
+    format = name.partition("-")[0]
+    rule = {"mxfp4": "even", "nvfp4": "divisor"}[format]
+    q = nf4.quantize(FILE[f"{name}/weight"], format=format, scale_rule=rule)
+    for part in "packed", "absmax":
+        assert getattr(q, part).tolist() == FILE[f"{name}/{part}"].reshape(-1).tolist(), part
+    if format == "nvfp4":
+        assert q.nested_absmax.tolist() == FILE[f"{name}/global"].tolist()
+    assert (oracle.bits(nf4.dequantize(q, dtype="bf16")) == FILE[f"{name}/expected"]).all()
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
