@@ -58,7 +58,7 @@ static void about_the_library(void) {
   CHECK(strcmp(nf4_status_string(NF4_STATUS_CUDA_ERROR), "NF4_STATUS_CUDA_ERROR") == 0);
   CHECK(strcmp(nf4_last_error(), "") == 0);
   CHECK(nf4_codebook(NF4_FORMAT_NF4)[0] == -1.0f && nf4_codebook(NF4_FORMAT_NF4)[15] == 1.0f);
-  CHECK(nf4_codebook(NF4_FORMAT_FP4)[3] == 1.0f && nf4_codebook(3) == NULL);
+  CHECK(nf4_codebook(NF4_FORMAT_FP4)[3] == 1.0f && nf4_codebook(0) == NULL);
   CHECK(nf4_scale_code()[255] == 1.0f);
   nf4_device device = {.struct_size = sizeof device, .device_count = -1};
   const nf4_status status = nf4_device_info(0, &device);
