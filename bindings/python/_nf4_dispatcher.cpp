@@ -1,5 +1,6 @@
 // The dispatcher's entry of nf4.torch's operators: kernels of torch.ops.nf4._linear,
-// ._linear_batch2, ._linear_batch3, ._dense_like and their _int4 variants, and of ._linear_grad.
+// ._linear_batch2, ._linear_batch3, ._dense_like and their _int4 variants, and of ._linear_grad,
+// ._linear_columns2 and ._linear_columns3.
 // Compiled graphs call them. No Python runs. An exception becomes Python's ValueError.
 #include <algorithm>
 #include <array>
@@ -44,30 +45,67 @@ class TakenWeight {
   std::array<Value, 5> spec_;
 };
 
+// The products of an operator's weights with one x, without their outputs.
+template <class Kind, size_t kCount>
+class TakenProducts {
+ public:
+  explicit TakenProducts(const Value *stack) : x(taken(stack[0])), of_x(x.view()) {
+    const Value *const first = stack + 1 + kCount;
+    weights_.reserve(kCount);
+    for (size_t i = 0; i < kCount; ++i) {
+      biases_[i] = taken_if_any(stack[1 + i]);
+      weights_.emplace_back(first + i * TakenWeight<Kind>::kArguments);
+    }
+    for (size_t i = 0; i < kCount; ++i) {
+      const View bias = biases_[i] ? View(biases_[i].view()) : View();
+      require(read_product(of_x, bias, weights_[i].views(), products[i]));
+    }
+  }
+
+  // An output with this many columns.
+  Tensor output(int64_t columns) const {
+    std::vector<int64_t> sizes(of_x.shape, of_x.shape + of_x.ndim);
+    sizes.back() = columns;
+    return Tensor::empty(sizes, x.dtype(), x.device_type(), x.device_index());
+  }
+
+  const Tensor x;
+  const dl_tensor of_x;
+  Product<Kind> products[kCount];
+
+ private:
+  Tensor biases_[kCount];
+  std::vector<TakenWeight<Kind>> weights_;
+};
+
 // _linear(x, bias, WEIGHT) -> y. With several weights: all biases, then all weights -> each y
 template <class Kind, size_t kCount>
 void linear_operator(Value *stack, uint64_t, uint64_t) {
-  const Tensor x = taken(stack[0]);
-  const Value *const first = stack + 1 + kCount;
-  Tensor biases[kCount], outputs[kCount];
-  std::vector<TakenWeight<Kind>> weights;
-  weights.reserve(kCount);
+  TakenProducts<Kind, kCount> given(stack);
+  Tensor outputs[kCount];
   for (size_t i = 0; i < kCount; ++i) {
-    biases[i] = taken_if_any(stack[1 + i]);
-    weights.emplace_back(first + i * TakenWeight<Kind>::kArguments);
+    outputs[i] = given.output(given.products[i].weight.rows);
+    given.products[i].args.y = outputs[i].data();
   }
-  const dl_tensor of_x = x.view();
-  std::vector<int64_t> sizes(of_x.shape, of_x.shape + of_x.ndim);
-  Product<Kind> products[kCount];
-  for (size_t i = 0; i < kCount; ++i) {
-    const View bias = biases[i] ? View(biases[i].view()) : View();
-    require(read_product(of_x, bias, weights[i].views(), products[i]));
-    sizes.back() = products[i].weight.rows;
-    outputs[i] = Tensor::empty(sizes, x.dtype(), x.device_type(), x.device_index());
-    products[i].args.y = outputs[i].data();
-  }
-  multiply(products, kCount, of_x);
+  multiply(given.products, kCount, given.of_x);
   for (size_t i = 0; i < kCount; ++i) stack[i] = outputs[i].release();
+}
+
+// _linear_columns2(x, biases, weights) -> each y, side by side in one tensor
+template <size_t kCount>
+void linear_columns_operator(Value *stack, uint64_t, uint64_t) {
+  TakenProducts<Codebook, kCount> given(stack);
+  int64_t columns = 0;
+  for (const auto &each : given.products) columns += each.weight.rows;
+  Tensor y = given.output(columns);
+  char *first = static_cast<char *>(y.data());
+  for (auto &each : given.products) {
+    each.args.y = first;
+    each.args.y_stride = columns;
+    first += each.weight.rows * (given.of_x.bits / 8);
+  }
+  multiply(given.products, kCount, given.of_x);
+  stack[0] = y.release();
 }
 
 // _dense_like(like, WEIGHT) -> the weight in the dtype of `like`
@@ -118,5 +156,7 @@ bool nf4_torch::implement(const char *key) {
   LibraryHandle library = nullptr;  // exists as long as the process
   return torch.new_library("nf4", key, "_nf4_dispatcher.cpp", __LINE__, &library) == 0 &&
          implement_kind<Codebook>(library, "") && implement_kind<Int4>(library, "_int4") &&
-         torch.implement(library, "_linear_grad", linear_grad_operator) == 0;
+         torch.implement(library, "_linear_grad", linear_grad_operator) == 0 &&
+         torch.implement(library, "_linear_columns2", linear_columns_operator<2>) == 0 &&
+         torch.implement(library, "_linear_columns3", linear_columns_operator<kMostSiblings>) == 0;
 }

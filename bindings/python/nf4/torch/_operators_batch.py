@@ -25,6 +25,7 @@ from nf4.torch._operators import (
     to_next_transform,
 )
 from nf4.torch._schemas import BATCHES, Parts
+from nf4.torch._weight import WeightParts
 
 
 def _linear_batch_below(
@@ -117,6 +118,17 @@ def _implement_batch(kind: type[Parts], count: int, ops: _schemas.BatchOperators
 for _kind, _batches in BATCHES.items():
     for _count, _ops in _batches.items():
         _implement_batch(_kind, _count, _ops)
+
+
+def _linear_columns(count: int, x: Tensor, *arguments: Any) -> Tensor:
+    """The kernel of _linear_columns2 and 3, where C++ has none."""
+    taken = _schemas.taken_apart(count, WeightParts.of_numbers, arguments)
+    return torch.cat(_kernels.linear_batch(x, *taken), dim=-1)
+
+
+if not _fast.registered:
+    for _count, _operator in _schemas.COLUMNS.items():
+        impl(_operator, functools.partial(_linear_columns, _count))
 
 
 def linear_batch(

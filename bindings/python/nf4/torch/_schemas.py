@@ -20,6 +20,8 @@ does must never change, nor its arguments.
 
 linear_batch2 and linear_batch3, and below autograd _linear_batch2 and _linear_batch3, do the same
 for two or three weights that share x. They take all biases, then all weights, and give one y each.
+_linear_columns2 and _linear_columns3 take the same, without gradients, and give one tensor in which
+each y is a range of columns.
 
 Those for integers, dequantize_int4, linear_int4, linear_backward_int4, _linear_int4 and
 _dense_like_int4, have the arguments that _int4_weight.py says for WEIGHT and NUMBERS.
@@ -130,12 +132,21 @@ def _defined_batch(count: int, suffix: str, weight: str, numbers: str) -> BatchO
     return BatchOperators(*(getattr(torch.ops.nf4, name).default for name in names))
 
 
+def _defined_columns(count: int) -> Any:
+    """The operator of several weights whose outputs are columns of one tensor."""
+    name = f"_linear_columns{count}"
+    each = f"{_numbered('Tensor? bias', count)}, {_numbered(_KINDS[WeightParts][2], count)}"
+    define(f"{name}(Tensor x, {each}) -> Tensor")
+    return getattr(torch.ops.nf4, name).default
+
+
 OPERATORS = {kind: _defined(*strings) for kind, strings in _KINDS.items()}
 # By how many weights there are. C++ has the same numbers.
 BATCHES = {
     kind: {count: _defined_batch(count, *strings) for count in (2, 3)}
     for kind, strings in _KINDS.items()
 }
+COLUMNS = {count: _defined_columns(count) for count in (2, 3)}
 quantize = torch.ops.nf4.quantize.default
 quantize_int4 = torch.ops.nf4.quantize_int4.default
 dequantize, linear, linear_backward, graph_linear, graph_dense_like, graph_linear_grad = OPERATORS[
@@ -258,6 +269,14 @@ def _fake_graph_linear_batch(
     return tuple(x.new_empty((*x.shape[:-1], each)) for each in rows)
 
 
+def _fake_linear_columns(count: int, x: Tensor, *arguments: Any) -> Tensor:
+    outputs = _fake_graph_linear_batch(WeightParts, count, x, *arguments)
+    return x.new_empty((*x.shape[:-1], sum(each.shape[-1] for each in outputs)))
+
+
+for _count, _operator in COLUMNS.items():
+    _of_count = functools.partial(_fake_linear_columns, _count)
+    torch.library.register_fake(_operator, _of_count, lib=library)
 for _kind, _batches in BATCHES.items():
     for _count, (_linear, _graph_linear) in _batches.items():
         for _operator, _fake in (
