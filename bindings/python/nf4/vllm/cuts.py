@@ -1,0 +1,115 @@
+"""Cuts weights for tensor parallelism, and joins weights of one layer. No value is quantized again:
+a cut weight dequantizes to the same bits.
+
+A cut at the ends of blocks and nested blocks costs nothing. One inside a block makes blocks of half
+the size, or less, which repeat its scale. What one inside a nested block makes, NF4Cut of
+nf4.torch.distributed says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import nf4
+from nf4.torch.distributed._cut_weight import cut as cut_at_blocks
+
+SMALLEST_BLOCK = 32  # of the kernels
+Ranges = Sequence[tuple[int, int]]
+
+
+def cut(weight: nf4.QuantizedTensor, dim: int, ranges: Ranges) -> nf4.QuantizedTensor:
+    """Returns the rows (dim 0) or columns (dim 1) in these ranges of a matrix, one after another.
+    Raises ValueError where no block fits."""
+    if list(ranges) == [(0, weight.shape[dim])]:
+        return weight
+    scale = weight.shape[1] if dim == 0 else 1
+    lengths = itertools.accumulate((end - begin) * scale for begin, end in ranges)
+    ends = list(lengths)[: -1 if dim == 0 else None]
+    bounds = [*(begin * scale for begin, _ in ranges), *ends, 0 if dim == 0 else weight.shape[1]]
+    blocksize = math.gcd(weight.blocksize, *bounds)
+    if blocksize < SMALLEST_BLOCK:
+        raise ValueError(
+            f"{'columns' if dim else 'rows'} {ranges[0][0]} to {ranges[0][1]} of a weight of "
+            f"{weight.shape[0]}x{weight.shape[1]} do not begin and end where {SMALLEST_BLOCK} "
+            f"values do; choose another tensor parallel size"
+        )
+    return cut_at_blocks(_finer(weight, blocksize), dim, ranges)
+
+
+def _finer(weight: nf4.QuantizedTensor, blocksize: int) -> nf4.QuantizedTensor:
+    """Returns the weight with smaller blocks, which repeat its scales."""
+    times = weight.blocksize // blocksize
+    if times == 1:
+        return weight
+    blocks = -(-math.prod(weight.shape) // blocksize)
+    return dataclasses.replace(
+        weight,
+        absmax=weight.absmax.view(-1).repeat_interleave(times)[:blocks],
+        blocksize=blocksize,
+        nested_blocksize=weight.nested_blocksize * times,
+    )
+
+
+def flat(weight: nf4.QuantizedTensor) -> nf4.QuantizedTensor:
+    """Returns the weight with fp32 scales."""
+    if not weight.nested:
+        return weight
+    codes = weight.absmax.view(-1).long()
+    of_group = weight.nested_absmax.view(-1).repeat_interleave(weight.nested_blocksize)
+    # nf4.h specifies this: the product is rounded, then the sum.
+    scales = weight.nested_code.view(-1)[codes] * of_group[: len(codes)] + weight.nested_offset
+    return dataclasses.replace(
+        weight,
+        absmax=scales,
+        nested_blocksize=0,
+        nested_absmax=None,
+        nested_code=None,
+        nested_offset=None,
+    )
+
+
+def can_join(first: nf4.QuantizedTensor, second: nf4.QuantizedTensor) -> bool:
+    """Tells if the rows of the second can follow those of the first in one weight. Weights that
+    were quantized apart have different offsets of nested scales."""
+    names = ("format", "blocksize", "nested_blocksize")
+    alike = all(getattr(first, name) == getattr(second, name) for name in names)
+    whole = math.prod(first.shape) % (first.blocksize * max(first.nested_blocksize, 1)) == 0
+    return (
+        alike
+        and whole
+        and first.shape[-1] == second.shape[-1]
+        and all(
+            _same(getattr(first, name), getattr(second, name))
+            for name in ("codebook", "nested_code", "nested_offset")
+        )
+    )
+
+
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first, second)
+
+
+def join(weights: Sequence[nf4.QuantizedTensor]) -> nf4.QuantizedTensor:
+    """Returns one matrix with the rows of all. Each of them can_join the next."""
+    first = weights[0]
+
+    def parts(name: str) -> Tensor:
+        return torch.cat([getattr(each, name).view(-1) for each in weights])
+
+    nested = {"nested_absmax": parts("nested_absmax")} if first.nested else {}
+    rows = sum(each.shape[0] for each in weights)
+    return dataclasses.replace(
+        first,
+        packed=parts("packed"),
+        absmax=parts("absmax"),
+        shape=(rows, first.shape[1]),
+        **nested,
+    )

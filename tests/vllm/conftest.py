@@ -1,0 +1,58 @@
+"""What the engines of these tests run in: this checkout's nf4, as if pip had installed it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+_METADATA = "Metadata-Version: 2.1\nName: libnf4\nVersion: 0\n"
+
+
+def _entry_points() -> str:
+    """The entry points of pyproject.toml that vLLM reads, as an installation has them."""
+    marker = '[project.entry-points."vllm.general_plugins"]'
+    lines = (_ROOT / "pyproject.toml").read_text().split(marker)[1].split("\n\n")[0]
+    return "[vllm.general_plugins]\n" + lines.replace('"', "").strip() + "\n"
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("installed")
+    installed = folder / "libnf4-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(_METADATA)
+    (installed / "entry_points.txt").write_text(_entry_points())
+    paths = [str(folder), str(_HERE), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def engines(environment: dict[str, str]) -> Callable[..., list[dict[str, Any]]]:
+    """Runs an engine for each dict of LLM's arguments; returns what engine.py prints."""
+
+    def run(*runs: dict[str, Any], **variables: str) -> list[dict[str, Any]]:
+        command = [sys.executable, str(_HERE / "engine.py"), *map(json.dumps, runs)]
+        done = subprocess.run(
+            command, env=environment | variables, capture_output=True, text=True, timeout=1800
+        )
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        assert len(lines) == len(runs), done.stderr[-4000:]
+        return lines
+
+    return run

@@ -1,0 +1,161 @@
+"""Engines of vLLM on libnf4 say what transformers says of the dequantized checkpoint in fp32:
+the same greedy tokens, with log-probabilities within 1e-5."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+from safetensors.torch import load_file, save_file
+
+TOLERANCE = 1e-5
+
+
+class Made:
+    """Checkpoints in a folder, each made once."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self.dense = functools.cache(self._dense)
+        self.checkpoint = functools.cache(self._checkpoint)
+        self.reference = functools.cache(self._reference)
+
+    def _dense(self, name: str) -> Path:
+        return models.dense(self._folder / name, name)
+
+    def _checkpoint(self, name: str, **options: Any) -> Path:
+        label = re.sub(r"\W+", "-", f"{name} {options} nf4")
+        return models.quantized(self.dense(name), self._folder / label, **options)
+
+    def _reference(self, checkpoint: Path) -> dict[str, Any]:
+        return models.reference(checkpoint, checkpoint.with_name(checkpoint.name + "-dense"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("models"))
+
+
+def require_same(said: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert said.get("error") is None
+    assert said["method"] == "nf4"
+    assert said["tokens"] == expected["tokens"]
+    pairs = zip(said["logprobs"], expected["logprobs"], strict=True)
+    worst = max(abs(a - b) for left, right in pairs for a, b in zip(left, right, strict=True))
+    assert worst < TOLERANCE
+
+
+Engines = Callable[..., list[dict[str, Any]]]
+CASES = [
+    ("llama", {}),
+    ("llama", {"nested": False}),
+    ("llama", {"format": "fp4", "blocksize": 128}),
+    ("llama", {"skip": ("*.k_proj", "*.up_proj"), "storage": "bfloat16"}),
+    ("qwen3", {}),
+    ("phi3", {}),
+    ("phi3", {"nested": False, "blocksize": 32}),
+    ("mixtral", {"experts": True}),
+    ("mixtral", {}),
+    ("qwen3_moe", {"experts": True}),
+    ("qwen3_moe", {"experts": True, "nested": False}),
+]
+
+
+def test_checkpoints(engines: Engines, made: Made) -> None:
+    checkpoints = [made.checkpoint(name, **options) for name, options in CASES]
+    said = engines(*({"model": str(each)} for each in checkpoints))
+    for checkpoint, each in zip(checkpoints, said, strict=True):
+        require_same(each, made.reference(checkpoint))
+
+
+def test_two_ranks(engines: Engines, made: Made) -> None:
+    checkpoints = [made.checkpoint(*each) for each in (("llama",), ("phi3",))]
+    checkpoints.append(made.checkpoint("qwen3_moe", experts=True))
+    parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    for checkpoint in checkpoints:
+        variables = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two ranks on any number of cores
+        (said,) = engines({"model": str(checkpoint)} | parallel, **variables)
+        require_same(said, made.reference(checkpoint))
+
+
+def test_a_dense_checkpoint_is_quantized_while_it_loads(engines: Engines, made: Made) -> None:
+    options = {"bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False}
+    options["llm_int8_skip_modules"] = ["o_proj"]
+    overrides = {"quantization_config_dict_json": json.dumps(options)}
+    dense = {"model": str(made.dense("llama")), "quantization": "nf4"}
+    said = engines(dense, dense | {"hf_overrides": overrides})
+    require_same(said[0], made.reference(made.checkpoint("llama")))
+    other = made.checkpoint("llama", format="fp4", nested=False, skip=("*.o_proj",))
+    require_same(said[1], made.reference(other))
+
+
+def test_weights_are_loaded_again(engines: Engines, made: Made) -> None:
+    checkpoints = [made.checkpoint("llama"), made.checkpoint("qwen3_moe", experts=True)]
+    said = engines(*({"model": str(each), "reload": True} for each in checkpoints))
+    for checkpoint, each in zip(checkpoints, said, strict=True):
+        require_same(each, made.reference(checkpoint))
+
+
+def test_lora(engines: Engines, made: Made, tmp_path: Path) -> None:
+    checkpoint = made.checkpoint("llama")
+    made.reference(checkpoint)
+    dense = checkpoint.with_name(checkpoint.name + "-dense")
+    models.adapter(tmp_path / "adapter", dense, tmp_path / "merged")
+    arguments = {"enable_lora": True, "max_lora_rank": 8, "lora": str(tmp_path / "adapter")}
+    (said,) = engines({"model": str(checkpoint)} | arguments)
+    expected = models.greedy(tmp_path / "merged")
+    assert expected["tokens"] != made.reference(checkpoint)["tokens"]
+    require_same(said, expected)
+
+
+def test_compiled(engines: Engines, made: Made) -> None:
+    checkpoint = made.checkpoint("llama")
+    (said,) = engines({"model": str(checkpoint), "enforce_eager": False})
+    require_same(said, made.reference(checkpoint))
+
+
+def test_what_is_refused(engines: Engines, made: Made, tmp_path: Path) -> None:
+    def changed(name: str, change: Callable[[Path], None]) -> dict[str, str]:
+        folder = tmp_path / name
+        models.quantized(made.dense("qwen3"), folder)
+        change(folder)
+        return {"model": str(folder)}
+
+    def without_absmax(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        del tensors["model.layers.1.mlp.up_proj.weight.absmax"]
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    def without_a_layer(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        kept = {k: v for k, v in tensors.items() if "layers.1.self_attn.k_proj" not in k}
+        save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+    def eight_bits(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] |= {"load_in_8bit": True, "load_in_4bit": False}
+        (folder / "config.json").write_text(json.dumps(config))
+
+    said = engines(
+        changed("absmax", without_absmax),
+        changed("layer", without_a_layer),
+        changed("eight", eight_bits),
+    )
+    expected = (
+        "model.layers.1.mlp.gate_up_proj (1): the checkpoint lacks ['absmax']",
+        "model.layers.1.self_attn.qkv_proj: the checkpoint has 384 of",
+        "8 bits of bitsandbytes, which libnf4 does not read",
+    )
+    for each, words in zip(said, expected, strict=True):
+        assert words in each["error"]
+
+
+def test_switched_off(engines: Engines, made: Made) -> None:
+    (said,) = engines({"model": str(made.checkpoint("llama"))}, NF4_VLLM="0")
+    assert "Unknown quantization method: bitsandbytes" in said["error"]
