@@ -206,6 +206,10 @@ nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t device, nf
       [&](nf4_path &found) { return nf4::cuda::lora_grad_path(problem, device, found); });
 }
 
+nf4_status nf4_set_costs(const char *text, size_t bytes) {
+  return nf4::cuda::set_costs(text, bytes);
+}
+
 nf4_status nf4_device_info(int32_t device, nf4_device *info) {
   if (info == nullptr) return nf4::fail(NF4_STATUS_INVALID_ARGUMENT, "info is NULL");
   // Callers compiled before shared_memory_bytes was appended pass this size.

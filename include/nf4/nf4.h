@@ -792,8 +792,8 @@ NF4_API nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight,
  * with more than 16 rows of x, is dense.
  *
  * For one device and the same shapes, dtypes, strides and alignments, the answer stays the same
- * for the life of the process, so a caller may keep it. Other versions of the library may answer
- * differently. */
+ * until nf4_set_costs is called, so a caller that calls it before the first product, or never, may
+ * keep the answer. Other versions of the library may answer differently. */
 typedef int32_t nf4_path;
 #define NF4_PATH_FUSED 1
 #define NF4_PATH_DENSE 2
@@ -832,6 +832,38 @@ NF4_API nf4_status nf4_int4_matmul_grouped_path(const nf4_int4_tensor *weight,
  * looked at except da and db, which are NULL for a gradient that is not wanted. */
 NF4_API nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t device,
                                       nf4_path *path);
+
+/* ---- Measured costs -------------------------------------------------------- */
+
+/* Hands over how long the kernels take on the caller's own GPUs, as `nf4 tune` of the Python
+ * package measures it. Where the costs have figures, they replace the library's rules: for the
+ * answers of nf4_*matmul_path and nf4_matmul_grad_path, and for which kernel a product runs. They
+ * change no promise about results, but another kernel may sum in another order: on one machine, the
+ * result of a product is determined by its operands, the version of the library and the costs.
+ * Workspace sizes do not depend on costs.
+ *
+ * text has `bytes` bytes, and is not kept. Each line ends with a newline. The first is
+ * "nf4-costs 1 " and the version of the library, and the last is "end". Between them are up to 8
+ * GPUs, each followed by its rows, up to 4096 rows in all:
+ *   gpu <compute capability> <kernels> <multiprocessors> <shared memory> <driver> <name>
+ *   <product> <dtype> <strategy> <rows of x> <start> <weights> <rows> <columns>
+ * A GPU has the values of nf4_device: compute_capability, dequant_variant, multiprocessors,
+ * shared_memory_bytes, driver_version, name. Its rows count on GPUs that have the same. A product
+ * is codebook, codebook_lora, gradient, gradient_lora, gptq, awq or compressed_tensors, a dtype
+ * fp16 or bf16, and a strategy mma, skinny, wgmma, multistage or dense. The rows of a GPU are in
+ * this order, and then in ascending order of the rows of x, which are at least 1. A row says that
+ * a product of an N x K weight takes start + weights * N * K / 10^6 + rows * N / 10^3 +
+ * columns * K / 10^3 microseconds; these are decimal fractions such as 0.25, without sign or
+ * exponent. Between two rows the time is linear in the number of rows of x. Beyond the last row it
+ * is in proportion, and below the first the time of the strategy is not known.
+ *
+ * Costs replace all costs that were set before; text NULL removes those. Every build accepts costs,
+ * and those of GPUs that are not there have no effect. A call that runs at the same time in another
+ * thread uses the costs before or after.
+ *
+ * INVALID_ARGUMENT: anything else in text, including costs of another version of the library; the
+ * costs that were set before remain. */
+NF4_API nf4_status nf4_set_costs(const char *text, size_t bytes);
 
 /* ---- The machine ---------------------------------------------------------- */
 

@@ -6,8 +6,11 @@
 #include <nf4/nf4.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <list>
 #include <nf4/json.hpp>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -69,6 +72,15 @@ Weight copy_parts(Weight weight, Copy copy) {
     if (part) part = static_cast<std::remove_reference_t<decltype(part)>>(copy(part, bytes));
   });
   return weight;
+}
+
+// Hands over the costs in a file that `nf4 tune` wrote, before the first product (nf4_set_costs).
+// Throws if it cannot be read, or is of another version of the library.
+inline void set_costs_of(const std::string &path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  require(file.good(), path, ": cannot be read");
+  check(nf4_set_costs(text.data(), text.size()), path);
 }
 
 // Several products of one x. Its functions throw if nf4_matmul_batch_* or nf4_int4_matmul_batch_*

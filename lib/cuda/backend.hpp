@@ -2,6 +2,8 @@
 // build without CUDA, stub.cpp implements them.
 #pragma once
 
+#include <cstddef>
+
 #include "problem.hpp"
 
 namespace nf4::cuda {
@@ -54,6 +56,10 @@ int64_t matmul_workspace_bytes(const Int4MatmulProblem &problem);
 int64_t matmul_workspace_bytes(const Int4MatmulBatch &batch);
 nf4_status matmul_grouped(const Int4GroupedProblem &problem, nf4_stream stream);
 int64_t matmul_grouped_workspace_bytes(const Int4GroupedProblem &problem);
+
+// Replaces all costs by those of a text; NULL removes them. A text that is refused changes nothing.
+// The same in every build.
+nf4_status set_costs(const char *text, size_t bytes);
 
 nf4_status device_info(int device, nf4_device &info);
 

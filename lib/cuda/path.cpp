@@ -2,6 +2,7 @@
 // or dequantize and a dense product of the caller's. Only this file decides it. docs/design/path.md
 // has the figures.
 #include "cuda/backend.hpp"
+#include "cuda/costs/gpu.hpp"
 #include "cuda/dequant/int4_choose.hpp"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/matmul.hpp"
@@ -147,9 +148,18 @@ nf4_status find_path(const Problem &problem, int device, nf4_path &path, const C
 
 template <class W>
 nf4_status find_matmul_path(const MatmulProblemOf<W> &problem, int device, nf4_path &path) {
-  return find_path(problem, device, path, [&](const MatmulTarget &target, int &config) {
-    return choose_matmul(target, problem, config);
-  });
+  StrategyTimes times;
+  int chosen = kMma64x64;
+  const auto choose = [&](const MatmulTarget &target, int &config) {
+    times = times_on(target, problem);
+    const cudaError_t error = choose_matmul(target, problem, times, config);
+    chosen = config;
+    return error;
+  };
+  if (const nf4_status status = find_path(problem, device, path, choose)) return status;
+  if (times.knows(kDenseStrategy) && times.knows(strategy_of(chosen)))
+    path = fused_if(times.us[strategy_of(chosen)] <= times.us[kDenseStrategy]);
+  return NF4_STATUS_OK;
 }
 
 template <class W>

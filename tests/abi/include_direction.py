@@ -44,20 +44,22 @@ MAY_INCLUDE = {
     "cuda/quantize": _OPERATION | {"cuda/quantize"},
     "cuda/permute": _OPERATION | {"cuda/permute"},
     "cuda/lora": _OPERATION | {"cuda/lora"},
-    "cuda/matmul": _OPERATION | {"cuda/lora", "cuda/permute"} | _PRODUCTS,
+    "cuda/costs": _OPERATION | {"cuda/costs", "cuda/matmul", "cuda/matmul/multistage"},
+    "cuda/matmul": _OPERATION | {"cuda/costs", "cuda/lora", "cuda/permute"} | _PRODUCTS,
     "cuda/matmul_grad": _OPERATION | {"cuda/lora", "cuda/matmul_grad"} | _PRODUCTS,
     "cuda/matmul_grouped": _OPERATION
     | {"cuda/lora", "cuda/matmul_grad", "cuda/matmul_grouped"}
     | _PRODUCTS,
     "cuda/kinds": _OPERATION
-    | {"cuda/lora", "cuda/matmul_grad", "cuda/matmul_grouped", "cuda/kinds"}
+    | {"cuda/costs", "cuda/dequant", "cuda/lora", "cuda/matmul_grad", "cuda/matmul_grouped"}
+    | {"cuda/kinds"}
     | _PRODUCTS,
     "cuda/matmul/skinny": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/skinny"},
     "cuda/matmul/mma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/mma"},
     "cuda/matmul/multistage": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/multistage"},
     "cuda/matmul/wgmma": _OPERATION | {"cuda/lora", "cuda/matmul", "cuda/matmul/wgmma"},
     "cuda/path.cpp": _OPERATION
-    | {"cuda/dequant", "cuda/matmul", "cuda/matmul/mma", "cuda/matmul/multistage"}
+    | {"cuda/costs", "cuda/dequant", "cuda/matmul", "cuda/matmul/mma", "cuda/matmul/multistage"}
     | {"cuda/matmul_grouped"},
     "cuda/info.cpp": _OPERATION
     | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/lora"}

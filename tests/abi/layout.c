@@ -279,5 +279,6 @@ nf4_status nf4_matmul_grouped_grad_path(const nf4_tensor *weight, const nf4_grou
 nf4_status nf4_int4_matmul_grouped_path(const nf4_int4_tensor *weight, const nf4_grouped_args *args,
                                         int32_t device, nf4_path *path);
 nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t device, nf4_path *path);
+nf4_status nf4_set_costs(const char *text, size_t bytes);
 nf4_status nf4_device_info(int32_t device, nf4_device *info);
 const char *nf4_cpu_variant(void);

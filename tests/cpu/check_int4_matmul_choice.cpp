@@ -58,7 +58,8 @@ cuda::MatmulChoice choose(const Int4MatmulProblem &problem, const ChoiceGpu &gpu
     return 0;
   };
   cuda::MatmulChoice choice{};
-  REQUIRE(cuda::choose_config(problem, facts, cuda::cost_model(problem.weight), load, choice) == 0);
+  REQUIRE(cuda::choose_config(problem, facts, cuda::cost_model(problem.weight), {}, load, choice) ==
+          0);
   return choice;
 }
 

@@ -46,7 +46,7 @@ TEST_CASE("the choice of matmul's kernel", "[matmul]") {
       return 0;
     };
     cuda::MatmulChoice choice{};
-    REQUIRE(cuda::choose_config(test.problem, gpu, cuda::cost_model(), load, choice) == 0);
+    REQUIRE(cuda::choose_config(test.problem, gpu, cuda::cost_model(), {}, load, choice) == 0);
     const Weight &weight = test.problem.weight;
     INFO("product " << i << ": " << test.problem.m << " rows of x, " << weight.rows << " x "
                     << weight.cols << " on compute capability " << test.gpu->compute_capability);
@@ -142,7 +142,7 @@ TEST_CASE("a gradient loads wgmma kernels only where one may be chosen", "[matmu
     };
     const cuda::GradProblem grad = cuda::transposed(problem);
     cuda::MatmulChoice choice{};
-    REQUIRE(cuda::choose_config(grad, gpu, cuda::cost_model(grad.weight), load, choice) == 0);
+    REQUIRE(cuda::choose_config(grad, gpu, cuda::cost_model(grad.weight), {}, load, choice) == 0);
     INFO("m " << m << ": " << cuda::kMatmulConfigs[choice.config].name);
     CHECK(std::string_view(cuda::kMatmulConfigs[choice.config].name).rfind(prefix, 0) == 0);
     CHECK(loads == expected_loads);
@@ -178,7 +178,7 @@ TEST_CASE("a gradient runs multistage kernels where there is no wgmma, if they c
     const cuda::GradProblem grad = cuda::transposed(problem);
     cuda::MatmulChoice choice{};
     const auto load = [](cuda::GpuFacts &) { return 0; };
-    REQUIRE(cuda::choose_config(grad, facts, cuda::cost_model(grad.weight), load, choice) == 0);
+    REQUIRE(cuda::choose_config(grad, facts, cuda::cost_model(grad.weight), {}, load, choice) == 0);
     return std::string(cuda::kMatmulConfigs[choice.config].name);
   };
   using Facts = cuda::GpuFacts;

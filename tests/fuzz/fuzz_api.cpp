@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -367,8 +368,24 @@ void call_device(Input &in, Memory &memory) {
   if (nf4_status_string(in.number32(0)) == nullptr) fail("nf4_status_string", "NULL", status);
 }
 
+// A text of costs in which bytes are changed, and which may end early.
+void call_costs(Input &in, Memory &memory) {
+  std::string text = std::string("nf4-costs 1 ") + nf4_version_string() +
+                     "\ngpu 80 sm80 108 166912 13000 A100\ncodebook fp16 skinny 8 1.5 0 0 0\n"
+                     "gptq bf16 dense 4096 9 0.000001 12.5 3\nend\n";
+  const size_t size = text.size();
+  for (int changes = in.below(4); changes > 0; --changes)
+    text[static_cast<size_t>(in.number(0)) % size] = static_cast<char>(in.byte());
+  if (in.rarely()) text.resize(static_cast<size_t>(in.number(0)) % (size + 1));
+  // The bytes are exactly those of an allocation, so that the sanitizers see reads beyond them.
+  const std::vector<char> bytes(text.begin(), text.end());
+  check("nf4_set_costs", nf4_set_costs(bytes.data(), bytes.size()), Expected::kEither, memory);
+  const nf4_status status = nf4_set_costs(nullptr, 0);
+  if (status != NF4_STATUS_OK) fail("nf4_set_costs", "NULL was refused", status);
+}
+
 void call(Input &in, Memory &memory) {
-  switch (in.below(17)) {
+  switch (in.below(18)) {
     case 0:
       return call_dequant<nf4_tensor>(in, memory);
     case 1:
@@ -401,6 +418,8 @@ void call(Input &in, Memory &memory) {
       return call_grouped<nf4_int4_tensor>(in, memory, false);
     case 15:
       return call_device(in, memory);
+    case 17:
+      return call_costs(in, memory);
     default:
       return call_lora_grad(in, memory);
   }

@@ -26,6 +26,9 @@ gc.disable()
 # bitsandbytes is what libnf4 is compared with, on kernels of its own.
 os.environ["NF4_BITSANDBYTES"] = "0"
 
+# Which kernels run must not depend on what a user of this machine measured.
+os.environ["NF4_COSTS"] = "0"
+
 if importlib.util.find_spec("nf4") is None:
     sys.path.insert(0, str(ROOT / "bindings" / "python"))
     os.environ.setdefault("NF4_LIBRARY", str(ROOT / "build" / "lib" / "libnf4.so"))

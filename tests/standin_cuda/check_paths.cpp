@@ -361,3 +361,46 @@ TEST_CASE("rows of x that libnf4's kernels take, on each GPU", "[standin]") {
           }) == text(each.codes, each.integers));
   }
 }
+
+TEST_CASE("costs of this GPU decide, and those of another do not", "[standin]") {
+  for (const Gpu &gpu : gpus())
+    CHECK(in_child([&]() -> std::string {
+            set_gpus({gpu});
+            nf4_device info{};
+            info.struct_size = sizeof info;
+            if (nf4_device_info(0, &info) != NF4_STATUS_OK) return nf4_last_error();
+            const auto set = [&](const std::string &name, const std::string &rows) {
+              const std::string text =
+                  "nf4-costs 1 " + std::string(nf4_version_string()) + "\ngpu " +
+                  std::to_string(info.compute_capability) + " " + info.dequant_variant + " " +
+                  std::to_string(info.multiprocessors) + " " +
+                  std::to_string(info.shared_memory_bytes) + " " +
+                  std::to_string(info.driver_version) + " " + name + "\n" + rows + "end\n";
+              return nf4_set_costs(text.data(), text.size());
+            };
+            const auto path_of = [](Ask ask, nf4_dtype dtype, int64_t m) {
+              nf4_path path = 0;
+              return ask(dtype, m, {}, &path) == NF4_STATUS_OK ? path : 0;
+            };
+            const std::string slow = "codebook fp16 mma 1 9 0 0 0\ncodebook fp16 dense 1 8 0 0 0\n";
+            const std::string fast =
+                "codebook fp16 mma 1 9 0 0 0\ncodebook fp16 dense 1 9 0 0 0\n"
+                "gradient fp16 mma 1 1 0 0 0\ngradient fp16 dense 1 9 0 0 0\n"
+                "gptq bf16 mma 1 1 0 0 0\ngptq bf16 dense 1 9 0 0 0\n";
+            std::string wrong;
+            const nf4_path before = path_of(forward, kFp16, 64);
+            for (const std::string &rows : {slow, fast})
+              if (set("another", rows) != NF4_STATUS_OK || path_of(forward, kFp16, 64) != before)
+                wrong += "another GPU\n";
+            if (set(info.name, slow) != NF4_STATUS_OK || path_of(forward, kFp16, 1) != kDense ||
+                path_of(forward, kFp16, 64) != kDense)
+              wrong += "slow\n";
+            if (set(info.name, fast) != NF4_STATUS_OK || path_of(forward, kFp16, 64) != kFused ||
+                path_of(forward, kFp16, 4096) != kFused ||
+                path_of(gradient, kFp16, 4096) != kFused || path_of(gptq, kBf16, 4096) != kFused)
+              wrong += "fast\n";
+            if (nf4_set_costs(nullptr, 0) != NF4_STATUS_OK || path_of(forward, kFp16, 64) != before)
+              wrong += "removed\n";
+            return wrong;
+          }) == "");
+}

@@ -47,6 +47,7 @@ from nf4.weight import Weight
 
 if TYPE_CHECKING:
     from nf4.checkpoint.tensors import load, save
+    from nf4.tuning.api import tune
 
 __all__ = [
     "CudaError",
@@ -86,6 +87,7 @@ __all__ = [
     "save",
     "scale_code",
     "sizes",
+    "tune",
     "version",
 ]
 
@@ -97,4 +99,8 @@ def __getattr__(name: str) -> Any:
         from nf4.checkpoint import tensors
 
         return getattr(tensors, name)
+    if name == "tune":
+        from nf4.tuning.api import tune
+
+        return tune
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -302,6 +302,7 @@ FUNCTIONS = {
     "nf4_matmul_grouped_grad_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
     "nf4_int4_matmul_grouped_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
     "nf4_lora_grad_path": (Status, [c_void_p, c_int32, POINTER(Path)]),
+    "nf4_set_costs": (Status, [c_char_p, c_size_t]),
     "nf4_device_info": (Status, [c_int32, POINTER(Device)]),
     "nf4_cpu_variant": (c_char_p, []),
 }

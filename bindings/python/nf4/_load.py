@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nf4 import _abi
+from nf4 import _abi, _costs
 from nf4.errors import InvalidArgument, LibraryNotFound, error_of
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -49,8 +49,11 @@ def _load(path: str) -> ctypes.CDLL:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The library, its functions declared. Raises LibraryNotFound."""
-    return _load(_candidate())
+    """The library, its functions declared, with the costs that the user measured. Raises
+    LibraryNotFound."""
+    loaded = _load(_candidate())
+    _costs.load(loaded)
+    return loaded
 
 
 class Operation(NamedTuple):

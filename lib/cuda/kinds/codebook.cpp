@@ -2,6 +2,7 @@
 // experts' kernels. matmul/cost_model.hpp has the costs of the wgmma kernels. Calls no CUDA.
 #include <algorithm>
 
+#include "cuda/costs/costs.hpp"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/choose.hpp"
 #include "cuda/matmul/multistage/tile.hpp"
@@ -87,6 +88,14 @@ bool wgmma_shape_can_run(const MatmulProblem &problem, const GpuFacts &gpu, int 
                                : weight.blocksize() < kStepK)
     return false;
   return weight.cols % whole == 0 && wgmma_sizes_can_run(problem, gpu, config);
+}
+
+// Smaller blocks have no multistage kernels.
+bool find_costed_size(const MatmulProblem &problem, CostedSize &size) {
+  const Weight &weight = problem.weight;
+  size = {problem.lora.rank > 0 ? CostedProduct::kCodebookLora : CostedProduct::kCodebook,
+          problem.dtype, problem.m, weight.rows, weight.cols};
+  return problem.dtype != NF4_DTYPE_FP32 && weight.blocksize() >= kStepK;
 }
 
 // ---- Experts --------------------------------------------------------------------------------

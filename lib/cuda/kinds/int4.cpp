@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "cuda/costs/costs.hpp"
+#include "cuda/dequant/int4_choose.hpp"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/choose.hpp"
 #include "cuda/matmul/multistage/tile.hpp"
@@ -118,6 +120,15 @@ double skinny16_cycles(const Int4Weight &weight, const GpuFacts &gpu, const Cost
 bool takes_skinny2_for_long_rows(const Int4Weight &weight, const GpuFacts &gpu) {
   return weight.cols > kSkinnyWarps * kWarpTileK &&
          !takes_strips(weight.layout, kMatmulConfigs[kSkinny8].tile_m, gpu.tensor_maps);
+}
+
+bool find_costed_size(const Int4MatmulProblem &problem, CostedSize &size) {
+  const Int4Weight &weight = problem.weight;
+  const CostedProduct product = weight.layout == NF4_INT4_GPTQ  ? CostedProduct::kGptq
+                                : weight.layout == NF4_INT4_AWQ ? CostedProduct::kAwq
+                                                                : CostedProduct::kCompressedTensors;
+  size = {product, problem.dtype, problem.m, weight.rows, weight.cols};
+  return problem.dtype != NF4_DTYPE_FP32 && can_align(weight);
 }
 
 // ---- Experts --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 // kernels. matmul/cost_model.hpp has the costs of the wgmma kernels. Calls no CUDA.
 #include <limits>
 
+#include "cuda/costs/costs.hpp"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/choose.hpp"
 #include "cuda/matmul/multistage/tile.hpp"
@@ -63,6 +64,13 @@ bool wgmma_shape_can_run(const GradProblem &problem, const GpuFacts &gpu, int co
 bool suits_multistage(const TransposedWeight &weight, const GpuFacts &) {
   return weight.cols % kMultistageTileK == 0 &&
          weight.blocks <= std::numeric_limits<int>::max() - kTileK * weight.rows;
+}
+
+bool find_costed_size(const GradProblem &problem, CostedSize &size) {
+  const Weight &weight = problem.weight;
+  size = {problem.lora.rank > 0 ? CostedProduct::kGradientLora : CostedProduct::kGradient,
+          problem.dtype, problem.m, weight.cols, weight.rows};
+  return problem.dtype != NF4_DTYPE_FP32 && weight.blocksize() >= kStepK;
 }
 
 // ---- Experts --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "cuda/costs/costs.hpp"
 #include "cuda/matmul/args.hpp"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/cost_model.hpp"
@@ -153,12 +154,57 @@ void choose_wgmma(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, const 
 // Takes away multiprocessors of one group, for a kernel that runs beside wgmma kernels.
 void leave_multiprocessors(int count, GpuFacts &gpu);
 
-// Chooses the configuration. load(gpu) loads the wgmma kernels and fills in resident_clusters; it
-// is called only if a wgmma kernel may be chosen. Returns its error, or 0.
+// Fills in the configuration of a strategy; kMma64x64 if none of another strategy can run. Returns
+// the error of load(gpu), or 0.
+template <class W, class Load>
+auto choose_of_strategy(int strategy, const MatmulProblemOf<W> &problem, GpuFacts &gpu,
+                        const CostModel &model, Load load, MatmulChoice &choice) {
+  using Error = decltype(load(gpu));
+  choice.config = kMma64x64;
+  switch (static_cast<MatmulKernel>(strategy)) {
+    case MatmulKernel::kSkinny:
+      choice.config = choose_skinny(problem, gpu, model);
+      break;
+    case MatmulKernel::kMultistage:
+      if (!gpu.wgmma) choice.config = choose_multistage(problem, gpu);
+      break;
+    case MatmulKernel::kWgmma:
+      if (!gpu.wgmma) break;
+      if (const Error error = load(gpu)) return error;
+      choose_wgmma(problem, gpu, model, {}, choice);
+      break;
+    case MatmulKernel::kMma:
+      break;
+  }
+  return Error{};
+}
+
+// Chooses among the strategies whose time is known, the fastest first. Fills in kMma64x64 and
+// returns false if none of them can run the problem.
+template <class W, class Load>
+bool choose_by_times(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostModel &model,
+                     StrategyTimes times, Load load, MatmulChoice &choice,
+                     decltype(load(gpu)) &error) {
+  for (;;) {
+    int best = -1;
+    for (int i = 0; i < kDenseStrategy; ++i)
+      if (times.knows(i) && (best < 0 || times.us[i] < times.us[best])) best = i;
+    if (best < 0) return false;
+    error = choose_of_strategy(best, problem, gpu, model, load, choice);
+    if (error || strategy_of(choice.config) == best) return true;
+    times.us[best] = -1;
+  }
+}
+
+// Chooses the configuration: by the times that are known, or by the library's own estimates and
+// rules. load(gpu) loads the wgmma kernels and fills in resident_clusters; it is called only if a
+// wgmma kernel may be chosen. Returns its error, or 0.
 template <class W, class Load>
 auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostModel &model,
-                   Load load, MatmulChoice &choice) {
+                   const StrategyTimes &times, Load load, MatmulChoice &choice) {
   using Error = decltype(load(gpu));
+  Error error{};
+  if (choose_by_times(problem, gpu, model, times, load, choice, error)) return error;
   choice.config = choose_skinny(problem, gpu, model);
   if (!gpu.wgmma && multistage_is_faster(problem, gpu, choice.config))
     if (const int config = choose_multistage(problem, gpu); is_multistage(config))
@@ -166,10 +212,10 @@ auto choose_config(const MatmulProblemOf<W> &problem, GpuFacts &gpu, const CostM
   if (!gpu.wgmma || choice.config == kSkinny2 || choice.config == kSkinny8 ||
       (choice.config == kSkinny16 && skinny16_always_wins(problem.weight)) ||
       problem.dtype == NF4_DTYPE_FP32)
-    return Error{};
-  if (const Error error = load(gpu)) return error;
-  choose_wgmma(problem, gpu, model, {}, choice);
-  return Error{};
+    return error;
+  error = load(gpu);
+  if (!error) choose_wgmma(problem, gpu, model, {}, choice);
+  return error;
 }
 
 }  // namespace nf4::cuda

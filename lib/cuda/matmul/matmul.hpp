@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "cuda/costs/costs.hpp"
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/target.hpp"
 #include "cuda/runtime/device.hpp"
@@ -23,11 +24,13 @@ nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &c
 nf4_status matmul_config(const Int4MatmulProblem &problem, nf4_stream stream, int &config);
 nf4_status matmul_grad_config(const MatmulProblem &problem, nf4_stream stream, int &config);
 
-// The same for a target whose device is current.
-cudaError_t choose_matmul(const MatmulTarget &target, const MatmulProblem &problem, int &config);
+// The same for a target whose device is current, and for the times that costs give (times_on()).
+cudaError_t choose_matmul(const MatmulTarget &target, const MatmulProblem &problem,
+                          const StrategyTimes &times, int &config);
 cudaError_t choose_matmul(const MatmulTarget &target, const Int4MatmulProblem &problem,
-                          int &config);
-cudaError_t choose_matmul(const MatmulTarget &target, const GradProblem &problem, int &config);
+                          const StrategyTimes &times, int &config);
+cudaError_t choose_matmul(const MatmulTarget &target, const GradProblem &problem,
+                          const StrategyTimes &times, int &config);
 
 // For tests: sets the configuration of every later launch; kMma64x64 stands in where it cannot run
 // the problem. An empty value restores the library's choice. Not thread safe.

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cuda/backend.hpp"
+#include "cuda/costs/gpu.hpp"
 #include "cuda/lora/kernels.hpp"
 #include "cuda/lora/lora.hpp"
 #include "cuda/matmul/batch.hpp"
@@ -63,7 +64,7 @@ bool has_wgmma(const GpuFamily &family, int compute_capability) {
 
 template <class W>
 cudaError_t choose(const MatmulTarget &target, const MatmulProblemOf<W> &given,
-                   MatmulChoice &choice) {
+                   const StrategyTimes &times, MatmulChoice &choice) {
   const auto &problem = in_column_order(given);
   const CostModel &model = cost_model(problem.weight);
   const std::optional<int> forced = forced_config<W>();
@@ -80,7 +81,7 @@ cudaError_t choose(const MatmulTarget &target, const MatmulProblemOf<W> &given,
     choice.config = can_run(problem, gpu, *forced) ? *forced : kMma64x64;
     if (is_wgmma(choice.config))
       choice.plan = plan_wgmma(size_of(problem), gpu, model, choice.config);
-  } else if (const cudaError_t error = choose_config(problem, gpu, model, load, choice)) {
+  } else if (const cudaError_t error = choose_config(problem, gpu, model, times, load, choice)) {
     return error;
   }
   if constexpr (kTakesLora<W>) {
@@ -93,9 +94,9 @@ cudaError_t choose(const MatmulTarget &target, const MatmulProblemOf<W> &given,
 
 template <class W>
 cudaError_t choose_config_of(const MatmulTarget &target, const MatmulProblemOf<W> &problem,
-                             int &config) {
+                             const StrategyTimes &times, int &config) {
   MatmulChoice choice{};
-  const cudaError_t error = choose(target, problem, choice);
+  const cudaError_t error = choose(target, problem, times, choice);
   config = choice.config;
   return error;
 }
@@ -172,7 +173,7 @@ nf4_status find_target(const MatmulProblemOf<W> *problems, int count, nf4_stream
 template <class W>
 cudaError_t choose_all(MatmulTarget &target, BatchLaunches<W> &launches) {
   return launches.choose_configs([&](const MatmulProblemOf<W> &problem, MatmulChoice &choice) {
-    return choose(target, problem, choice);
+    return choose(target, problem, times_on(target, problem), choice);
   });
 }
 
@@ -182,7 +183,7 @@ nf4_status find_config(const MatmulProblemOf<W> &problem, nf4_stream stream, int
   if (const nf4_status status = find_target(&problem, 1, stream, target)) return status;
   const CurrentDevice current(target.device.index);
   if (const nf4_status status = current.status()) return status;
-  const cudaError_t error = choose_config_of(target, problem, config);
+  const cudaError_t error = choose_config_of(target, problem, times_on(target, problem), config);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "loading matmul's kernels");
 }
 
@@ -248,15 +249,17 @@ nf4_status find_matmul_device(int index, MatmulTarget &target) {
   return NF4_STATUS_OK;
 }
 
-cudaError_t choose_matmul(const MatmulTarget &target, const MatmulProblem &problem, int &config) {
-  return choose_config_of(target, problem, config);
+cudaError_t choose_matmul(const MatmulTarget &target, const MatmulProblem &problem,
+                          const StrategyTimes &times, int &config) {
+  return choose_config_of(target, problem, times, config);
 }
-cudaError_t choose_matmul(const MatmulTarget &target, const GradProblem &problem, int &config) {
-  return choose_config_of(target, problem, config);
+cudaError_t choose_matmul(const MatmulTarget &target, const GradProblem &problem,
+                          const StrategyTimes &times, int &config) {
+  return choose_config_of(target, problem, times, config);
 }
 cudaError_t choose_matmul(const MatmulTarget &target, const Int4MatmulProblem &problem,
-                          int &config) {
-  return choose_config_of(target, problem, config);
+                          const StrategyTimes &times, int &config) {
+  return choose_config_of(target, problem, times, config);
 }
 
 nf4_status matmul_config(const MatmulProblem &problem, nf4_stream stream, int &config) {

@@ -15,6 +15,8 @@ import nf4
 import numpy as np
 import pytest
 from conftest import compile_c
+from nf4 import _costs
+from nf4._load import library
 from nf4.checkpoint import rules
 from nf4.checkpoint.architecture import Model
 from nf4.checkpoint.difference import relative
@@ -297,7 +299,8 @@ def test_doctor_shows_a_gpu(monkeypatch, tmp_path, capsys):
         "products: NF4 and FP4 by libnf4's kernels; integers by libnf4's kernels up to 16 rows of "
         "x, then dequantize and a dense product"
     ) in text
-    assert "these ways are timed on GPUs of this kind" in text
+    assert "these ways are built in, timed on GPUs of this kind" in text
+    assert "measured here (nf4 tune): none" in text
     older = {"driver": "", "driver_version": 12020, "runtime_version": 12090}
     said = doctor._gpu_lines({**doctor._gpus(device(0))[0], **older})[1].strip()
     assert said.startswith("driver for CUDA 12.2; this libnf4 has the runtime of CUDA 12.9")
@@ -314,6 +317,60 @@ def test_doctor_shows_a_gpu(monkeypatch, tmp_path, capsys):
     needed = "not used: no kernel for sm_35; libnf4 needs compute capability 7.5 (Turing) or later"
     assert text.splitlines().count(f"           {needed}") == 1  # the CPU's are not used
     assert "GPU memory by sm90" in text.splitlines()[-1]
+
+
+def test_doctor_shows_measured_costs(monkeypatch, tmp_path, capsys):
+    gpu = nf4.Device(
+        0, True, "", "NF4_STATUS_OK", 1, "NVIDIA A10", (8, 6), 72, 1 << 34, 13000, 13000, "sm80",
+        101376, False,
+    )  # fmt: skip
+    rows = [f"{product} fp16 dense 8 1 0 0 0" for product in ("gradient", "gptq")]
+    monkeypatch.setenv(_costs.VARIABLE, str(tmp_path))
+    path = _costs.store(_costs.text_of(_costs.gpu_line(gpu), rows, nf4.version()))
+    other = _costs.store(_costs.text_of("gpu 75 sm75 40 65536 13000 Tesla T4", rows, nf4.version()))
+    (tmp_path / "costs-0.txt").write_text("")
+    monkeypatch.setattr(nf4, "device_info", lambda index: gpu)
+    monkeypatch.setattr(doctor._paths, "fused_rows", lambda kind, index: 16)
+    monkeypatch.setattr(doctor._paths, "fused_from", lambda kind, index: 1)
+    report = _json(capsys, "doctor")
+    assert report["gpus"][0]["costs"] == {"path": str(path), "products": ["gradient", "gptq"]}
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "measured here (nf4 tune): gradient, gptq" in text
+    assert "other ways are presumed, because libnf4 has not been timed" in text
+    assert f"{other} is not used: there is no gpu 75 sm75" in text
+    assert f"{tmp_path / 'costs-0.txt'} is not used: text has" in text
+    monkeypatch.setenv(_costs.VARIABLE, "0")
+    _costs.load(library())
+
+
+def test_tune_reports_what_it_found(monkeypatch, tmp_path, capsys):
+    tune = pytest.importorskip("nf4.tuning.tune")
+    checks = [tune.Check("gptq", "fp16", (2048, 2048), 5, {"dense": 2.0}, 3.0, 2.0)]
+    path, gpu = tmp_path / "costs-1.txt", nf4.device_info(0)
+    found = tune.Tuning(gpu, 61.0, 1.01, ["gptq"], checks, "a text", path=path)
+    monkeypatch.setattr(nf4, "tune", lambda device, advance: advance("gptq") or found)
+    document = _json(capsys, "tune")
+    assert document["over_best"] == {
+        "before": {"mean": 1.5, "most": 1.5}, "after": {"mean": 1.0, "most": 1.0},
+    }  # fmt: skip
+    assert document["checks"][0]["us"] == {"dense": 2.0} and document["costs"] == "a text"
+    assert document["gpu"]["name"] == gpu.name
+    assert document["versions"]["libnf4"] == nf4.version()
+    assert main(["tune"]) == 0
+    text = capsys.readouterr().out
+    assert "measured costs" in text and f"stored in {tmp_path / 'costs-1.txt'}" in text
+    monkeypatch.setattr(nf4, "tune", lambda device, advance: replace(found, path=None, reason="so"))
+    assert main(["tune"]) == 1
+    assert "not stored: so" in capsys.readouterr().out
+
+
+def test_tune_removes_what_was_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv(_costs.VARIABLE, str(tmp_path))
+    path = _costs.store(_costs.text_of("gpu 75 sm75 40 65536 13000 T4", [], nf4.version()))
+    assert _json(capsys, "tune", "--reset") == {"removed": [str(path)]}
+    assert main(["tune", "--reset"]) == 0
+    assert capsys.readouterr().out == "nothing to remove\n"
 
 
 @pytest.mark.parametrize("proc", ["NVRM version: NVIDIA UNIX Module  550.54.15  Mar 5", None])

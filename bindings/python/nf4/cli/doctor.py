@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import platform
 import re
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import nf4
-from nf4 import _paths
+from nf4 import _costs, _paths
+from nf4._load import library as load_library
 from nf4.checkpoint.errors import printable
 from nf4.cli import doctor_bitsandbytes
 from nf4.cli.console import add_command, print_json, show, size_text
@@ -67,8 +69,8 @@ def _cpu_reason(variant: str, built: str) -> str:
     return "; ".join(reasons) or "the fastest in this build for this CPU"
 
 
-def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
-    """Returns a row for each GPU; `first` is device_info(0)."""
+def _gpus(first: nf4.Device, files: Sequence[_costs.CostsFile] = ()) -> list[dict[str, Any]]:
+    """Returns a row for each GPU; `first` is device_info(0), and `files` are those of costs."""
     if first.device_count == 0:
         return []
     found = [first, *(nf4.device_info(index) for index in range(1, first.device_count))]
@@ -88,10 +90,18 @@ def _gpus(first: nf4.Device) -> list[dict[str, Any]]:
             "kernels": device.dequant_variant,
             "shared_memory_bytes": device.shared_memory_bytes,
             "timed": device.timed,
+            "costs": _costs_of(device, files),
             **_fused(device),
         }
         for device in found
     ]
+
+
+def _costs_of(device: nf4.Device, files: Sequence[_costs.CostsFile]) -> dict[str, Any]:
+    """Returns which products have costs that were measured on this GPU."""
+    line = _costs.gpu_line(device)
+    used = next((file for file in files if file.gpu_line == line), None)
+    return {"path": str(used.path) if used else None, "products": used.products if used else []}
 
 
 def _fused(device: nf4.Device) -> dict[str, dict[str, Any]]:
@@ -101,6 +111,17 @@ def _fused(device: nf4.Device) -> dict[str, dict[str, Any]]:
     most = {kind: _paths.fused_rows(kind, device.index) for kind in kinds}
     least = {kind: _paths.fused_from(kind, device.index) for kind in most if most[kind] != 0}
     return {"fused_rows": most, "fused_from": least}
+
+
+def _costs_not_used(first: nf4.Device, files: Sequence[_costs.CostsFile]) -> list[dict[str, str]]:
+    """Returns the files of costs that are faulty, or of no GPU of this machine."""
+    gpus = [nf4.device_info(index) for index in range(first.device_count)]
+    lines, found = {_costs.gpu_line(gpu) for gpu in gpus}, []
+    for file in files:
+        reason = file.reason or ("" if file.gpu_line in lines else f"there is no {file.gpu_line}")
+        if reason:
+            found.append({"path": str(file.path), "reason": reason})
+    return found
 
 
 def _not_used(device: nf4.Device, alone: bool) -> str:
@@ -159,6 +180,7 @@ def diagnose() -> dict[str, Any]:
         library = nf4.library_path()
     except nf4.LibraryNotFound as error:
         return {**report, "reason": str(error)}
+    files = _costs.load(load_library())
     build, variant, first = nf4.build_info(), nf4.cpu_variant(), nf4.device_info(0)
     return {
         **report,
@@ -167,7 +189,8 @@ def diagnose() -> dict[str, Any]:
         "version": nf4.version(),
         "build": build,
         "cpu": {"kernels": variant, "reason": _cpu_reason(variant, build.get("cpu_variants", ""))},
-        "gpus": _gpus(first),
+        "gpus": _gpus(first, files),
+        "costs_not_used": _costs_not_used(first, files),
         "no_gpu": _no_gpu(first) if first.device_count == 0 else None,
         "bitsandbytes": doctor_bitsandbytes.diagnose(packages["bitsandbytes"]),
     }
@@ -189,12 +212,16 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
         f"{name} {_way(gpu['fused_from'].get(kind, 1), gpu['fused_rows'][kind])}"
         for kind, name in _KINDS.items()
     )
-    known = "timed" if gpu["timed"] else "presumed, because libnf4 has not been timed"
+    known = "built in, timed" if gpu["timed"] else "presumed, because libnf4 has not been timed"
+    measured = gpu["costs"]["products"]
+    costs = f"measured here (nf4 tune): {', '.join(measured) or 'none'}"
+    others = "other ways" if measured else "these ways"
     return [
         *lines,
         f"           kernels {gpu['kernels']}",
+        f"           {costs}",
         f"           products: {ways}",
-        f"           these ways are {known} on GPUs of this kind",
+        f"           {others} are {known} on GPUs of this kind",
     ]
 
 
@@ -236,6 +263,10 @@ def report_lines(report: dict[str, Any]) -> list[str]:
     lines += [f"           {report['cpu']['reason']}"]
     for gpu in report["gpus"]:
         lines += _gpu_lines(gpu)
+    lines += [
+        f"costs      {each['path']} is not used: {each['reason']}"
+        for each in report["costs_not_used"]
+    ]
     if report["no_gpu"]:
         lines += [f"GPU        not used: {report['no_gpu']}"]
     on_gpu = f", GPU memory by {usable[0]['kernels']}" if usable else ""

@@ -90,7 +90,7 @@ pub use grouped::{
     GroupedOf,
 };
 pub use info::{
-    build_info, codebook, cpu_variant, device_info, scale_code, version, version_string,
+    build_info, codebook, cpu_variant, device_info, scale_code, set_costs, version, version_string,
     DeviceInfo, Version,
 };
 pub use int4::{

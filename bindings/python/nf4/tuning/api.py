@@ -1,0 +1,92 @@
+"""nf4.tune and nf4.tuning.reset."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nf4 import _costs
+from nf4._load import library
+from nf4.errors import Error, NoDevice
+from nf4.info import Device, device_info
+from nf4.tuning.result import Tuning
+
+
+def _require_free(device: int) -> Device:
+    """Returns a GPU that can be tuned now."""
+    gpu = device_info(device)
+    if not gpu.usable:
+        raise NoDevice(f"device {device}: {gpu.reason}")
+    try:
+        import torch
+    except ImportError as error:
+        raise Error(f"nf4.tune times PyTorch's dense products, too: {error}") from error
+    if not torch.cuda.is_available():
+        raise NoDevice("this PyTorch finds no GPU")
+    if torch.cuda.is_current_stream_capturing():
+        raise Error("nf4.tune cannot run while a CUDA graph is captured")
+    return gpu
+
+
+def tune(device: int = 0, *, advance: Callable[[str], None] | None = None) -> Tuning:
+    """Measures how long libnf4's kernels and a dense product of PyTorch take on a GPU, and stores
+    costs by which the library chooses from then on. It takes about a minute, and needs the GPU for
+    itself and 2 GB of its memory. Other programs read the costs when they start. In this one,
+    ways that were chosen before may stay. Results change by no more than the order of sums.
+
+    device   the index of a GPU
+    advance  is called with a name at each of nf4.tuning.api.steps() steps
+
+    Nothing is stored if times vary too much, as where another program uses the GPU; `reason` of the
+    result says so.
+
+    Raises nf4.Error without PyTorch and during the capture of a CUDA graph, NoDevice without a
+    usable GPU, and OSError if the file cannot be written.
+    """
+    gpu, tuning = _require_free(device), _tuning()
+    # A folder that cannot be written to is found before the minute.
+    _costs.path_of(_costs.gpu_line(gpu)).parent.mkdir(parents=True, exist_ok=True)
+    found = tuning.measure(gpu, advance or (lambda name: None))
+    reason = _refusal(found, tuning.WIDEST_SPREAD)
+    if reason:
+        return dataclasses.replace(found, reason=reason)
+    path = _costs.store(found.costs)
+    _costs.load(library())
+    return dataclasses.replace(found, path=path)
+
+
+def _tuning() -> Any:
+    from nf4.tuning import tune as module  # imports PyTorch
+
+    return module
+
+
+def steps() -> int:
+    """Returns how often nf4.tune calls `advance`."""
+    try:
+        return _tuning().steps()
+    except ImportError:  # which nf4.tune names
+        return 0
+
+
+def _refusal(found: Tuning, widest: float) -> str:
+    """Says why nothing is stored, or ""."""
+    if found.spread > widest:
+        return (
+            f"the same work took up to {found.spread:.2f} times as long again; is another program "
+            f"using the GPU?"
+        )
+    if not found.products:
+        return "the library's own rules are as fast"
+    return ""
+
+
+def reset() -> list[Path]:
+    """Removes the costs of all GPUs. Returns the files that there were. Raises OSError."""
+    removed = _costs.paths()
+    for path in removed:
+        path.unlink(missing_ok=True)
+    _costs.load(library())
+    return removed
