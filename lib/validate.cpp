@@ -95,6 +95,8 @@ void copy_pointers(const nf4_tensor &tensor, Weight &weight) {
 
 nf4_status validate_pointers(const nf4_tensor &tensor) {
   if (tensor.rows == 0 || tensor.cols == 0) return NF4_STATUS_OK;
+  const Format &format = kFormats[format_row(tensor.format)];
+  const bool scale_bytes = format.scale_bytes != ScaleBytes::kNone;
   const bool nvfp4 = tensor.format == NF4_FORMAT_NVFP4;
   const bool nested = tensor.nested_blocksize != 0 && !nvfp4;
   const struct {
@@ -103,13 +105,13 @@ nf4_status validate_pointers(const nf4_tensor &tensor) {
     bool needed;
   } parts[] = {{"nested_absmax", tensor.nested_absmax, nested || nvfp4},
                {"nested_code", tensor.nested_code, nested},
-               {"nested_offset", tensor.nested_offset, nested}};
+               {"nested_offset", tensor.nested_offset, nested},
+               {"codebook", tensor.codebook, !scale_bytes && tensor.codebook != nullptr}};
   for (const auto &part : parts) {
     if (part.needed == (part.address != nullptr)) continue;
-    if (kFormats[format_row(tensor.format)].scale_bytes != ScaleBytes::kNone)
+    if (scale_bytes)
       return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is %s, but format is %d (%s)", part.name,
-                  part.needed ? "NULL" : "not NULL", tensor.format,
-                  kFormats[format_row(tensor.format)].name);
+                  part.needed ? "NULL" : "not NULL", tensor.format, format.name);
     if (part.needed)
       return fail(NF4_STATUS_INVALID_ARGUMENT, "%s is NULL, but nested_blocksize is %d", part.name,
                   tensor.nested_blocksize);

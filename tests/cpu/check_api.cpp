@@ -75,6 +75,19 @@ const std::vector<Fault<Call>> kFaults = {
      "nested_code is not NULL, but nested_blocksize is 0 (flat)"},
     {kFlat, [](Call &c) { c.tensor.nested_offset = floats(c.nested_offset); },
      "nested_offset is not NULL, but nested_blocksize is 0 (flat)"},
+    {kFlat,
+     [](Call &c) {
+       c.tensor.format = NF4_FORMAT_NVFP4;
+       c.tensor.blocksize = c.tensor.cols = 16;
+     },
+     "nested_absmax is NULL, but format is 4 (NVFP4)"},
+    {kFlat,
+     [](Call &c) {
+       c.tensor.format = NF4_FORMAT_MXFP4;
+       c.tensor.blocksize = c.tensor.cols = 32;
+       c.tensor.codebook = floats(c.codebook);
+     },
+     "codebook is not NULL, but format is 3 (MXFP4)"},
     {kAll, [](Call &c) { c.tensor.format = 0; }, "format is 0"},
     {kAll, [](Call &c) { c.tensor.format = 5; }, "format is 5"},
     {kAll, [](Call &c) { c.tensor.blocksize = 0; }, "blocksize is 0"},

@@ -1,6 +1,9 @@
 // Every CUDA kernel of MXFP4 and NVFP4 products that this GPU runs against the product in binary64.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "cuda/matmul/matmul.hpp"
 #include "support/cases.hpp"
 #include "support/catch.hpp"
@@ -118,5 +121,51 @@ TEST_CASE("the gradient of MXFP4 and NVFP4, and products in fp32", "[cuda][matmu
         MatmulCase test = plain_matmul_case(rng, kind, shape);
         INFO(describe(test, number));
         check_matmul(test, rng, stream, counts, Judged::kEachAndAll);
+      }
+}
+
+// Scales above 2^17 are beyond fp16 even where weights are not: y is right, or infinite.
+TEST_CASE("large scales of MXFP4 in fp16 give no finite number that is wrong",
+          "[cuda][matmul][e2m1]") {
+  const Stream stream;
+  constexpr int64_t kCols = 64;
+  constexpr uint16_t kInfinity = 0x7c00;
+  for (const int64_t rows : {int64_t{40}, int64_t{64} * multiprocessors() + 16})
+    for (const int64_t m : {1, 2, 3, 9, 40})
+      for (const int byte : {143, 144, 145, 150}) {
+        INFO(rows << " rows, m " << m << ", scale 2^" << byte - 127);
+        const DeviceBuffer packed(rows * kCols / 2), absmax(rows * kCols / 32);
+        DeviceBuffer x(m * kCols * 2);
+        fill_bytes(packed.data(), 0x11, packed.size());  // 0.5
+        fill_bytes(absmax.data(), static_cast<uint8_t>(byte), absmax.size());
+        x.write(std::vector<uint16_t>(m * kCols, 0x0100).data());  // 2^-16
+        const DeviceBuffer y(m * rows * 2), workspace(size_t{32} << 20);
+        nf4_tensor weight{};
+        weight.struct_size = sizeof weight;
+        weight.format = NF4_FORMAT_MXFP4;
+        weight.blocksize = 32;
+        weight.rows = rows;
+        weight.cols = kCols;
+        weight.packed = packed.data();
+        weight.absmax = absmax.data();
+        nf4_matmul_args args{};
+        args.struct_size = sizeof args;
+        args.dtype = NF4_DTYPE_FP16;
+        args.m = m;
+        args.x = x.data();
+        args.x_stride = kCols;
+        args.y = y.data();
+        args.y_stride = rows;
+        fill_bytes(workspace.data(), 0, workspace.size());
+        REQUIRE(nf4_matmul_launch(&weight, &args, workspace.data(), workspace.size(), stream) ==
+                NF4_STATUS_OK);
+        stream.synchronize();
+        const std::vector<uint8_t> read = y.read();
+        const auto *numbers = reinterpret_cast<const uint16_t *>(read.data());
+        // 64 products of 2^-17: the sum is 2^(byte - 138).
+        const auto right = static_cast<uint16_t>((byte - 138 + 15) << 10);
+        CHECK(std::all_of(numbers, numbers + m * rows, [&](uint16_t number) {
+          return number == right || (byte > 143 && number == kInfinity);
+        }));
       }
 }

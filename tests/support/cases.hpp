@@ -21,6 +21,10 @@ int part_alignment(Part part, bool nested);
 const char *part_name(Part part);
 
 // A weight without addresses, and the bytes of its parts; a part that it does not have is empty.
+constexpr bool format_has_scale_bytes(nf4_format format) {
+  return format == NF4_FORMAT_MXFP4 || format == NF4_FORMAT_NVFP4;
+}
+
 struct HostWeight {
   using Tensor = nf4_tensor;
   static constexpr int kParts = kPartCount;
@@ -28,7 +32,7 @@ struct HostWeight {
   nf4_tensor shape;
   std::array<std::vector<uint8_t>, kPartCount> bytes;
 
-  bool has_scale_bytes() const { return shape.format >= NF4_FORMAT_MXFP4; }
+  bool has_scale_bytes() const { return format_has_scale_bytes(shape.format); }
   bool nested() const { return shape.nested_blocksize != 0 && !has_scale_bytes(); }
   int64_t elements() const { return shape.rows * shape.cols; }
   bool has(int part) const { return !bytes[part].empty(); }

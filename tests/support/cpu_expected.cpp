@@ -20,7 +20,7 @@ struct CodebookElements {
   const nf4_tensor &weight;
   const float *codebook = weight.codebook ? weight.codebook : nf4_codebook(weight.format);
 
-  bool has_scale_bytes() const { return weight.format >= NF4_FORMAT_MXFP4; }
+  bool has_scale_bytes() const { return format_has_scale_bytes(weight.format); }
   double scale_of(int64_t element) const {
     if (has_scale_bytes()) return byte_scale_of(weight, element);
     const int64_t block = element / weight.blocksize;

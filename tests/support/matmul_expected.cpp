@@ -21,7 +21,7 @@ float byte_scale_of(const nf4_tensor &weight, int64_t element) {
 }
 
 float scale_of(const nf4_tensor &weight, int64_t element) {
-  if (weight.format >= NF4_FORMAT_MXFP4) return byte_scale_of(weight, element);
+  if (format_has_scale_bytes(weight.format)) return byte_scale_of(weight, element);
   const int64_t block = element / weight.blocksize;
   if (weight.nested_blocksize == 0) return static_cast<const float *>(weight.absmax)[block];
   const float code = weight.nested_code[static_cast<const uint8_t *>(weight.absmax)[block]];

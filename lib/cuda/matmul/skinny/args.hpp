@@ -29,7 +29,7 @@ struct SkinnyWork {
   int k_warps;
   int n_warps;
   int group_tiles;  // rows of warp tiles whose partial sums and scales fit in shared memory
-  FastDivisor k_tiles_divisor;
+  WideDivisor k_tiles_divisor;
   FastDivisor k_warps_divisor;
 };
 

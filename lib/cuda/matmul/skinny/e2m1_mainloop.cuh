@@ -11,11 +11,9 @@
 namespace nf4::cuda {
 namespace {
 
-// One of the two numbers of a word.
-template <class T>
+// One of the two bf16 numbers of a word.
 __device__ __forceinline__ float half_of(uint32_t word, int upper) {
-  const uint16_t bits = upper ? word >> 16 : word & 0xffffu;
-  return to_float(*reinterpret_cast<const T *>(&bits));
+  return __uint_as_float(upper ? word & 0xffff0000u : word << 16);
 }
 
 // A look-up times a scale.
@@ -41,7 +39,7 @@ struct E2m1MmaM2 : WarpMmaM2<T, Arch>, E2m1Mma {
     const TileScaleBytes scales = find_scales();
     uint32_t of[4];
     scales.of_columns(FragmentLane().thread_in_group, of);
-    E2m1<T>::to_scales(scales.kind, of);
+    E2m1<__nv_bfloat16>::to_scales(scales.kind, of);  // which holds every scale; fp16 does not
     float sums[4] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -55,7 +53,8 @@ struct E2m1MmaM2 : WarpMmaM2<T, Arch>, E2m1Mma {
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          sums[k] = __fmaf_rn(half_of<T>(of[k / 2 * 2 + i], half), d[half][0][k], sums[k]);
+          sums[k] = __fmaf_rn(half_of(of[k / 2 * 2 + i], half) * (1 / E2m1<T>::kFactor),
+                              d[half][0][k], sums[k]);
     }
     store_quad_sums(sums, accumulate, partial);
   }

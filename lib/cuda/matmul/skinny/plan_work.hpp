@@ -23,7 +23,7 @@ inline void plan_work(int64_t units, int64_t cols, int64_t ctas, const SkinnyLay
   work.k_tiles = static_cast<int>(k_tiles);
   work.k_warps = static_cast<int>(std::min<int64_t>(k_tiles, layout.warps));
   work.n_warps = layout.warps / work.k_warps;
-  work.k_tiles_divisor = FastDivisor::of(k_tiles);
+  work.k_tiles_divisor = WideDivisor::of(std::max<int64_t>(k_tiles, 1));
   work.k_warps_divisor = FastDivisor::of(work.k_warps);
 }
 
