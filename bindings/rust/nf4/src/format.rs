@@ -113,19 +113,45 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     const DTYPE: DType;
     /// 0, of which all bits are 0.
     const ZERO: Self;
+    /// Returns the largest finite magnitude; 0 if there is none.
+    #[doc(hidden)]
+    fn largest(values: &[Self]) -> f32;
+}
+
+/// Returns the largest of these bits of magnitudes that is below those of infinity, or 0. Bits of
+/// magnitudes have the order of their numbers, and the loop over integers has no branches.
+fn largest<B: Copy + Ord + Default>(magnitudes: impl Iterator<Item = B>, infinity: B) -> B {
+    magnitudes.fold(B::default(), |most, bits| {
+        most.max(if bits < infinity { bits } else { B::default() })
+    })
 }
 
 impl Element for f32 {
     const DTYPE: DType = DType::F32;
     const ZERO: Self = 0.0;
+
+    fn largest(values: &[Self]) -> f32 {
+        let bits = values.iter().map(|x| x.to_bits() & 0x7fff_ffff);
+        f32::from_bits(largest(bits, f32::INFINITY.to_bits()))
+    }
 }
 
 impl Element for f16 {
     const DTYPE: DType = DType::F16;
     const ZERO: Self = f16::ZERO;
+
+    fn largest(values: &[Self]) -> f32 {
+        let bits = values.iter().map(|x| x.to_bits() & 0x7fff);
+        f16::from_bits(largest(bits, f16::INFINITY.to_bits())).to_f32()
+    }
 }
 
 impl Element for bf16 {
     const DTYPE: DType = DType::Bf16;
     const ZERO: Self = bf16::ZERO;
+
+    fn largest(values: &[Self]) -> f32 {
+        let bits = values.iter().map(|x| x.to_bits() & 0x7fff);
+        bf16::from_bits(largest(bits, bf16::INFINITY.to_bits())).to_f32()
+    }
 }

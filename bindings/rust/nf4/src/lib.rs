@@ -57,6 +57,7 @@ pub mod cuda;
 pub mod device;
 mod error;
 mod format;
+mod global_scale;
 mod gradient;
 mod grouped;
 mod info;

@@ -7,12 +7,15 @@ use crate::kind::{Descriptor, Weight};
 use crate::matrix::Fresh;
 use crate::memory::{Call, Host, Memory, Read, Write};
 use crate::scales::WriteScales;
-use crate::{Element, QuantizedOf, QuantizedTensor, Result, Spec};
+use crate::{global_scale, Element, QuantizedOf, QuantizedTensor, Result, Scales, Spec};
 
 /// Quantizes `values`, the `rows * cols` elements of a weight in row-major order.
 ///
 /// `threads` is the most threads to use; 0 means one for each processor. The bytes do not
 /// depend on it.
+///
+/// A global scale of NVFP4 is the largest finite magnitude of its rows over 2688 or, where it divides,
+/// 2688 over that magnitude, as ModelOpt and compressed-tensors choose it; it is 1 for zeros.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `spec` is wrong or `values`
@@ -30,12 +33,16 @@ pub fn quantize<T: Element>(values: &[T], spec: Spec, threads: u32) -> Result<Qu
     // Before memory is taken: a wrong spec may ask for any amount of it.
     check_length("values", values.len(), spec.sizes()?.elements)?;
     let mut weight = QuantizedTensor::zeros(spec)?;
+    if let Scales::Global { scales, .. } = &mut weight.scales {
+        global_scale::choose(values, &spec, scales);
+    }
     quantize_into(values, &mut weight, threads)?;
     Ok(weight)
 }
 
 /// Quantizes `values`, the `rows * cols` elements of a weight in row-major order, into the buffers of
-/// `weight`, with its codebook and its code for nested scales. The GPU and the CPU write the same bytes.
+/// `weight`, with its codebook, its code for nested scales, and its global scales of NVFP4, which
+/// [`quantize`] chooses and this function only reads. The GPU and the CPU write the same bytes.
 ///
 /// `on` says how the call runs ([`Memory::Call`](crate::Memory::Call)): a number of threads on the
 /// host, a stream or a `Launch` on a GPU. A launch on a GPU needs a workspace of

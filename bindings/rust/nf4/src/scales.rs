@@ -19,7 +19,7 @@ pub enum ScalesOf<Floats, Bytes, Code, Offset> {
     Global {
         /// The E4M3 numbers.
         bytes: Bytes,
-        /// One float for each part of the rows. Quantize reads them.
+        /// One float for each part of the rows. `quantize` chooses them, `quantize_into` reads them.
         scales: Floats,
     },
     /// One scale code for each block (double quantization).

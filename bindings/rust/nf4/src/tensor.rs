@@ -207,7 +207,8 @@ where
 impl QuantizedTensor {
     /// Makes a weight of zeroed buffers, for [`quantize_into`](crate::quantize_into) to fill. Nested
     /// scales get the code of bitsandbytes, [`scale_code`](crate::scale_code). The global scales of
-    /// NVFP4, which quantize reads, are 1.
+    /// NVFP4, which `quantize_into` reads, are 1: weights that are much smaller than 1 need smaller
+    /// factors, or larger divisors.
     ///
     /// # Errors
     /// It fails as [`Spec::sizes`] does.

@@ -1,8 +1,9 @@
 //! MXFP4 and NVFP4: the bytes that compressed-tensors writes, and scales that disagree.
 
+use half::{bf16, f16};
 use nf4::{
-    dequantize, quantize, quantize_into, E8m0Rule, Error, Format, GlobalScale, QuantizedMut,
-    QuantizedRef, Scales, ScalesMut, ScalesRef, Spec,
+    dequantize, quantize, quantize_into, E8m0Rule, Element, Error, Format, GlobalScale,
+    QuantizedMut, QuantizedRef, Scales, ScalesMut, ScalesRef, Spec,
 };
 
 fn values() -> Vec<f32> {
@@ -38,6 +39,68 @@ fn nvfp4_reads_its_global_scale() -> nf4::Result<()> {
     assert_eq!(bytes, [0x7e, 0x7e, 0x45, 0x46]);
     assert_eq!(global, [f32::from_bits(0x4457_0a3d)]);
     Ok(())
+}
+
+fn nvfp4(rule: GlobalScale) -> Spec {
+    let spec = Spec::new(2, 32).format(Format::Nvfp4(rule));
+    spec.blocksize(16).flat()
+}
+
+fn global_scales<T: Element>(values: &[T], spec: Spec) -> Vec<f32> {
+    match quantize(values, spec, 1).expect("a spec in range").scales() {
+        Scales::Global { scales, .. } => scales.clone(),
+        _ => panic!("NVFP4 has global scales"),
+    }
+}
+
+#[test]
+fn quantize_chooses_the_global_scale_of_nvfp4() -> nf4::Result<()> {
+    let weight = quantize(&values(), nvfp4(GlobalScale::Divisor), 0)?;
+    let expected = Scales::Global {
+        bytes: vec![0x7e, 0x7e, 0x45, 0x46],
+        scales: vec![f32::from_bits(0x4457_0a3d)],
+    };
+    assert_eq!(weight.scales(), &expected);
+    // A global scale of 1 would round these to zeros.
+    for small in [2f32.powi(-12), 2f32.powi(-20)] {
+        let values: Vec<f32> = values().iter().map(|x| x * small).collect();
+        for rule in [GlobalScale::Divisor, GlobalScale::Factor] {
+            let back: Vec<f32> = dequantize(&quantize(&values, nvfp4(rule), 0)?, 0)?;
+            let amax = 3.125 * small;
+            let of_row = |i| if i < 32 { amax } else { amax / 128.0 };
+            let near = |(i, (x, y)): (usize, (&f32, &f32))| (x - y).abs() <= of_row(i) / 5.0;
+            assert!(values.iter().zip(&back).enumerate().all(near));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn global_scales_of_parts_and_of_each_dtype() {
+    let factor = nvfp4(GlobalScale::Factor);
+    let (amax, rows) = (3.125, values());
+    assert_eq!(global_scales(&rows, factor), [amax / 2688.0]);
+    let second = rows[32..].iter().fold(0f32, |most, x| most.max(x.abs()));
+    let both = [amax / 2688.0, second / 2688.0];
+    for rows_of_part in [1, 2, 1 << 30] {
+        let expected = if rows_of_part == 1 {
+            &both[..]
+        } else {
+            &both[..1]
+        };
+        assert_eq!(global_scales(&rows, factor.nested(rows_of_part)), expected);
+    }
+    let mut halves: Vec<f16> = rows.iter().map(|x| f16::from_f32(*x)).collect();
+    halves[3] = f16::NEG_INFINITY;
+    halves[4] = f16::NAN;
+    assert_eq!(global_scales(&halves, factor), [amax / 2688.0]);
+    let brains: Vec<bf16> = rows.iter().map(|x| bf16::from_f32(*x)).collect();
+    assert_eq!(global_scales(&brains, factor), [amax / 2688.0]);
+    for rule in [GlobalScale::Divisor, GlobalScale::Factor] {
+        assert_eq!(global_scales(&[0f32; 64], nvfp4(rule)), [1.0]);
+        assert_eq!(global_scales(&[f32::NAN; 64], nvfp4(rule)), [1.0]);
+        assert_eq!(global_scales(&[1e-45f32; 64], nvfp4(rule)), [1.0]);
+    }
 }
 
 #[test]
