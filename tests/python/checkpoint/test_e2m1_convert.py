@@ -80,6 +80,29 @@ def test_an_inverse_that_is_not_exact_is_refused_or_changes_nothing(tmp_path):
     assert passed > 6
 
 
+@pytest.mark.parametrize("of_all", [0, -0.7, np.inf, np.nan])
+@pytest.mark.parametrize(
+    ("case", "to"), [(NVFP4, "compressed-tensors"), (CT_NVFP4, "modelopt")], ids=str
+)
+def test_a_global_scale_that_is_not_positive_is_not_written(case, to, of_all, tmp_path):
+    arrays = dataclasses.replace(case.arrays(), of_all=np.float32(of_all))
+    source, made = case.folder(tmp_path / "q", arrays), tmp_path / "made"
+    with pytest.raises(FormatError, match=f"cannot become {to}: its global scale is"):
+        convert_checkpoint(str(source), str(made), to)
+    assert not made.exists()
+
+
+def test_an_infinite_inverse_is_not_written(tmp_path):
+    """The weights are zeros in fp16, which an infinite divisor gives too."""
+    arrays = dataclasses.replace(NVFP4.arrays(), of_all=np.float32(1e-39))
+    source, made = NVFP4.folder(tmp_path / "q", arrays), tmp_path / "made"
+    document = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**document, "dtype": "float16"}))
+    convert_checkpoint(str(source), str(made), "compressed-tensors")
+    assert main(["verify", str(made)]) == 0
+    assert _values(made) == _values(source)
+
+
 def test_to_nf4_with_the_loss_that_inspect_finds(tmp_path, capsys):
     for case in (CT_MXFP4, NVFP4, CT_NVFP4, DEEPSEEK):
         folder = tmp_path / str(case)

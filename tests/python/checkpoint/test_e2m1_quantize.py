@@ -91,6 +91,29 @@ def test_fused_layers_share_a_global_scale(tmp_path):
         assert {scales[name] for name in group} == {float(expected)}
 
 
+@pytest.mark.parametrize(
+    "group",
+    [
+        ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+        ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+        ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+    ],
+)
+def test_pairs_that_vllm_fuses_share_a_global_scale(group, tmp_path):
+    first, second = (f"model.layers.0.{name}.weight" for name in group)
+    dense = {
+        first: helpers.random_weight((32, 64), "float32", 1),
+        second: 3 * helpers.random_weight((16, 64), "float32", 2),
+        first.replace("layers.0", "layers.1"): helpers.random_weight((32, 64), "float32", 3),
+    }
+    source = helpers.write_model(tmp_path / "dense", dense)
+    quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions(format="nvfp4"))
+    scales = {name: float(each.nested_absmax[0]) for name, each in _weights(tmp_path / "q").items()}
+    expected = np.float32(1) / np.float32(np.abs(dense[second]).max()) * np.float32(2688)
+    assert [scales.pop(first), scales.pop(second)] == [float(expected)] * 2
+    assert float(expected) not in scales.values() and len(scales) == 1
+
+
 def test_weights_of_zeros(tmp_path):
     tensors = {f"{_ATTENTION}.o_proj.weight": np.zeros((8, 64), np.float32)}
     source = helpers.write_model(tmp_path / "dense", tensors)

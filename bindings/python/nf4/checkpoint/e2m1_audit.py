@@ -22,14 +22,18 @@ def e2m1_value_problems(weight: E2m1Weight, checkpoint: Checkpoint) -> Iterator[
     )
 
 
+def usable_global_scales(scales: np.ndarray) -> np.ndarray:
+    """Returns which global scales of NVFP4 are finite and positive."""
+    return np.isfinite(scales) & (scales > 0)
+
+
 def scale_byte_problems(
     weight: QuantizedTensor, scales: str, of_all: str
 ) -> Iterator[tuple[str, str]]:
     """Yields the same for a weight in MXFP4 or NVFP4. scales, of_all: the names of its parts."""
     given = weight.nested_absmax
-    wrong = () if given is None else given[~(np.isfinite(given) & (given > 0))]
-    if len(wrong):
-        yield "fault", f"{of_all}: {wrong[0]}; expected a positive number"
+    if given is not None and not (usable := usable_global_scales(given)).all():
+        yield "fault", f"{of_all}: {given[~usable][0]}; expected a positive number"
         return
     yield from scale_problems(decoded_scales(weight).reshape(-1), scales, negative="warning")
 

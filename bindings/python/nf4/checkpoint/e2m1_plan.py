@@ -23,7 +23,14 @@ _PARTS = {"packed": "packed", "scales": "absmax", "global": "nested_absmax"}
 
 
 # Layers that engines fuse, for which they want one global scale.
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+_FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
 # The largest scale of a block in E4M3, times the largest E2M1.
 _LARGEST = np.float32(448 * 6)
 

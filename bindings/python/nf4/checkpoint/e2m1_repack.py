@@ -15,6 +15,7 @@ from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
 from nf4.checkpoint.difference import statistics_of
 from nf4.checkpoint.dtypes import NF4_TO_FILE, NUMPY
 from nf4.checkpoint.e2m1 import E2m1Weight
+from nf4.checkpoint.e2m1_audit import usable_global_scales
 from nf4.checkpoint.e2m1_layouts import MXFP4, WRITTEN, Layout
 from nf4.checkpoint.e2m1_plan import E2m1Plan, e2m1_config
 from nf4.checkpoint.errors import FormatError, OptionError
@@ -178,18 +179,25 @@ def _misfit(weight: E2m1Weight, layout: Layout | None) -> str | None:
 
 
 def _global_scale(checkpoint: Checkpoint, weight: E2m1Weight, layout: Layout) -> np.ndarray | None:
-    """Returns the global scale in another layout. Raises FormatError if no number gives the same
-    weights in their dtype: one layout multiplies by it, the other divides."""
+    """Returns the global scale in another layout. Raises FormatError if it is not a positive
+    number, or if no positive number gives the same weights in their dtype: one layout multiplies by
+    it, the other divides."""
     read = weight.without_codes(checkpoint)
     given = read.nested_absmax
-    if given is None or layout.scale_rule == read.scale_rule:
+    if given is None:
+        return None
+    if not usable_global_scales(given).all():
+        reason = f"its global scale is {given[0]}; expected a positive number"
+        raise FormatError(weight.path, f"cannot become {layout.name}: {reason}", weight.name)
+    if layout.scale_rule == read.scale_rule:
         return given
     with np.errstate(all="ignore"):
         inverse = np.float32(1) / given
     expected = _values(read, given, weight.state.scale_rule, weight.dtype)
     near = (inverse, np.nextafter(inverse, np.float32(0)), np.nextafter(inverse, np.float32("inf")))
     for scale in near:
-        if np.array_equal(expected, _values(read, scale, layout.scale_rule, weight.dtype)):
+        same = np.array_equal(expected, _values(read, scale, layout.scale_rule, weight.dtype))
+        if same and usable_global_scales(scale).all():
             return scale
     reason = (
         f"cannot become {layout.name} without loss: {given[0]} {_verb(read.scale_rule)} its "
