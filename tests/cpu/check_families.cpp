@@ -59,16 +59,19 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     INFO("family " << family.name);
     check_kernels(cuda::kernels_of<cuda::DequantKernels>(family), 0, seen);
     check_kernels(cuda::kernels_of<cuda::QuantizeKernels>(family), 0, seen);
-    // Skinny kernels of fp32 have the wide layout alone, and those of 16 rows of x in 16 bits have
-    // it with TMA. Turing's layout has fp16, one weight and batches.
-    constexpr size_t kSkinny = cuda::kSkinnyCount, kOfDtype = 3 * 2 * kSkinny;
-    const size_t wide = 3 * kOfDtype - (family.tensor_maps ? 0 : 2 * kOfDtype / kSkinny);
-    const size_t skinny = family.tensor_cores ? wide + 2 * kOfDtype : 2 * 2 * kSkinny;
+    // Skinny kernels of fp32 have the wide layout alone, and none for scales of 8 bits; those of 16
+    // rows of x in 16 bits have it with TMA. Turing's layout has fp16, one weight and batches.
+    constexpr size_t kSkinny = cuda::kSkinnyCount, kOfDtype = 3 * cuda::kScaleKindCount * kSkinny;
+    const size_t no_wide_16 = family.tensor_maps ? 0 : 2 * kOfDtype / kSkinny;
+    const size_t wide = 3 * kOfDtype - 3 * kSkinny - no_wide_16;
+    const size_t turing = 2 * cuda::kScaleKindCount * kSkinny;
+    const size_t skinny = family.tensor_cores ? wide + 2 * kOfDtype : turing;
     check_kernels(cuda::kernels_of<cuda::MatmulKernels>(family),
                   cuda::kSkinnyLayoutCount * 3 * kOfDtype - skinny, seen);
-    // Turing's are of fp16, without the widest tile.
+    // Turing's are of fp16, without the widest tile; of scales in fp32 and of 8 bits.
+    constexpr size_t kNotTurings = 2 * (cuda::kMultistageCount + 1);
     check_kernels(cuda::kernels_of<cuda::MultistageKernels>(family),
-                  family.tensor_cores ? 0 : cuda::kMultistageCount + 1, seen);
+                  family.tensor_cores ? 0 : kNotTurings, seen);
     // Turing has no kernels of AWQ, and none of the gradient.
     constexpr size_t kTiles = cuda::kMultistageCount;
     check_kernels(cuda::kernels_of<cuda::Int4MultistageKernels>(family),
@@ -76,7 +79,7 @@ TEST_CASE("every family has every operation's kernels", "[families]") {
     check_kernels(cuda::kernels_of<cuda::GradMultistageKernels>(family),
                   family.tensor_cores ? 0 : 2 * kTiles, seen);
     check_kernels(cuda::kernels_of<cuda::GroupedMultistageKernels>(family),
-                  family.tensor_cores ? 0 : kTiles + 1, seen);
+                  family.tensor_cores ? 0 : kNotTurings, seen);
     check_kernels(cuda::kernels_of<cuda::GradKernels>(family), family.tensor_maps ? 0 : 2 * 2 * 2,
                   seen);
     check_kernels(cuda::kernels_of<cuda::LoraKernels>(family),
