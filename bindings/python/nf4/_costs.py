@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 
 # Names a folder to use in place of the user's; "0" means that no costs are read.
 VARIABLE = "NF4_COSTS"
-_MOST_BYTES, _MOST_FILES = 64 << 10, 8
+_MOST_BYTES = 64 << 10
+_MOST_GPUS = 8  # of a text
 _END = "end\n"
+# The handles of the libraries that have costs of this module. Costs that the program set by
+# nf4_set_costs are not removed.
+_given: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ def set_costs(library: ctypes.CDLL, text: str | None) -> str:
     """Returns why the library refuses the text, or ""."""
     encoded = None if text is None else text.encode()
     if library.nf4_set_costs(encoded, len(encoded or b"")) == _abi.STATUS_OK:
+        (_given.discard if text is None else _given.add)(library._handle)
         return ""
     return library.nf4_last_error().decode(errors="replace")
 
@@ -106,18 +112,25 @@ def store(text: str) -> Path:
 
 
 def paths() -> list[Path]:
-    """Returns the files that there are."""
+    """Returns the files that there are, the newest first."""
     where = folder()
     try:
-        return sorted(where.glob("costs-*.txt"))[:_MOST_FILES] if where else []
+        return sorted(where.glob("costs-*.txt"), key=_age) if where else []
     except OSError:
         return []
 
 
-def _read(path: Path, library: ctypes.CDLL) -> CostsFile:
-    if not path.is_file():
-        return CostsFile(path, "", "it is no regular file")
+def _age(path: Path) -> tuple[float, Path]:
     try:
+        return -path.stat().st_mtime_ns, path
+    except OSError:
+        return math.inf, path
+
+
+def _read(path: Path, library: ctypes.CDLL) -> CostsFile:
+    try:
+        if not path.is_file():
+            return CostsFile(path, "", "it is no regular file")
         with open(path, "rb") as file:
             text = file.read(_MOST_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -129,15 +142,35 @@ def _read(path: Path, library: ctypes.CDLL) -> CostsFile:
 
 
 def load(library: ctypes.CDLL) -> list[CostsFile]:
-    """Gives the library the costs of all files that it accepts. Returns all files."""
-    files = [_read(path, library) for path in paths()]
-    used = {file.gpu_line: file for file in files if not file.reason}
-    set_costs(library, "".join(_joined(used.values())) if used else None)
+    """Gives the library the costs of all files that it accepts together, of which the newest come
+    first. Returns all files."""
+    files: list[CostsFile] = []
+    used: list[CostsFile] = []
+    for path in paths():
+        file = _beside(used, path, library)
+        files.append(file)
+        used += [] if file.reason else [file]
+    if used:
+        set_costs(library, _joined(used))
+    elif library._handle in _given:
+        set_costs(library, None)
     return files
 
 
-def _joined(files: Iterable[CostsFile]) -> Iterator[str]:
-    for number, file in enumerate(files):
-        lines = file.text.splitlines(keepends=True)
-        yield from lines[min(number, 1) : -1]
-    yield _END
+def _beside(used: Sequence[CostsFile], path: Path, library: ctypes.CDLL) -> CostsFile:
+    """Returns a file, with a reason if its costs are not used beside those of newer files."""
+    if len(used) == _MOST_GPUS:
+        return CostsFile(path, "", f"the costs of {_MOST_GPUS} newer files are used")
+    file = _read(path, library)
+    if file.reason or not used:
+        return file
+    if file.gpu_line in (newer.gpu_line for newer in used):
+        return CostsFile(path, "", "a newer file has costs of the same GPU")
+    refused = set_costs(library, _joined([*used, file]))
+    return CostsFile(path, "", f"beside those of newer files: {refused}") if refused else file
+
+
+def _joined(files: Iterable[CostsFile]) -> str:
+    """Returns one text with the costs of several files."""
+    lines = [file.text.splitlines(keepends=True) for file in files]
+    return "".join([lines[0][0], *(line for each in lines for line in each[1:-1]), _END])

@@ -4,7 +4,6 @@ import ctypes
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import nf4
 import numpy as np
@@ -33,6 +32,16 @@ def folder(tmp_path, monkeypatch):
     _costs.set_costs(library(), None)
 
 
+@pytest.fixture
+def given(monkeypatch):
+    """Returns the list of the texts that the library is given."""
+    texts, true = [], _costs.set_costs
+    monkeypatch.setattr(
+        _costs, "set_costs", lambda lib, each: texts.append(each) or true(lib, each)
+    )
+    return texts
+
+
 def test_the_line_of_a_gpu():
     assert LINE == "gpu 80 sm80 108 166912 13000 NVIDIA A100-SXM4-80GB"
 
@@ -44,19 +53,6 @@ def test_a_file_is_stored_and_loaded(folder):
     assert (found.path, found.reason, found.gpu_line) == (path, "", LINE)
     assert found.products == ["codebook"]
     assert api.reset() == [path] and not list(folder.iterdir()) and api.reset() == []
-
-
-def test_costs_of_several_gpus_are_given_together(folder, monkeypatch):
-    given = []
-    for name in ("A", "B"):
-        _costs.store(text(line=f"gpu 80 sm80 108 166912 13000 {name}"))
-    true = _costs.set_costs
-    monkeypatch.setattr(
-        _costs, "set_costs", lambda lib, each: given.append(each) or true(lib, each)
-    )
-    assert [each.reason for each in _costs.load(library())] == ["", ""]
-    assert given[-1].count("gpu ") == 2 and given[-1].count("nf4-costs") == 1
-    assert true(library(), given[-1]) == ""
 
 
 @pytest.mark.parametrize(
@@ -86,6 +82,71 @@ def test_what_is_no_file_is_named(folder):
     (folder / "costs-3.txt").symlink_to("nowhere")
     reasons = [each.reason for each in _costs.load(library())]
     assert reasons == ["it is no regular file"] * 4
+
+
+def test_a_file_that_cannot_be_looked_at_is_named(folder):
+    folder.mkdir()
+    (folder / "costs-0.txt").symlink_to("n" * 300)
+    (found,) = _costs.load(library())
+    assert "File name too long" in found.reason
+
+
+def stored_in_turn(rows_of):
+    """Returns the files of GPUs with these names, each older than the one before."""
+    stored = []
+    for age, (name, rows) in enumerate(rows_of.items()):
+        stored.append(_costs.store(text(rows, line=f"gpu 80 sm80 108 166912 13000 {name}")))
+        os.utime(stored[-1], (10**9 - age, 10**9 - age))
+    return stored
+
+
+def test_the_newest_files_are_used(folder, given):
+    stored = stored_in_turn(dict.fromkeys(map(str, range(11)), ROWS))
+    (folder / "costs-0.txt").write_text("")  # the newest of all
+    found = _costs.load(library())
+    assert [each.path for each in found[1:]] == stored
+    assert [each.reason for each in found[1:9]] == [""] * 8
+    assert [each.reason for each in found[9:]] == ["the costs of 8 newer files are used"] * 3
+    assert not any(each.gpu_line or each.products for each in found[9:])
+    assert _costs.set_costs(library(), given[-1]) == "" and given[-1].count("nf4-costs") == 1
+    assert given[-1].count("gpu ") == 8 and all(f"13000 {n}\n" in given[-1] for n in range(8))
+    assert sorted(api.reset()) == sorted([*stored, folder / "costs-0.txt"])
+    assert not list(folder.iterdir()) and given[-1] is None
+
+
+def test_files_that_do_not_fit_together(folder, given):
+    rows = [f"codebook fp16 skinny {m} 1 0 0 0" for m in range(1, 1801)]
+    stored = stored_in_turn({"a": rows, "b": rows, "c": rows[:600], "d": rows[:400]})
+    found = _costs.load(library())
+    assert [each.path for each in found] == stored
+    assert [bool(each.reason) for each in found] == [False, False, True, False]
+    assert found[2].reason.startswith("beside those of newer files: text has")
+    assert given[-1].count("gpu ") == 3 and given[-1].count("\n") == 4005
+
+
+def test_of_two_files_of_a_gpu_the_newer_is_used(folder, given):
+    (older,) = stored_in_turn({"a": ROWS})
+    newer = folder / "costs-0.txt"
+    newer.write_text(older.read_text().replace("1.5", "2.5"))
+    found = _costs.load(library())
+    assert [each.path for each in found] == [newer, older]
+    assert [each.reason for each in found] == ["", "a newer file has costs of the same GPU"]
+    assert given[-1] == newer.read_text()
+
+
+def test_costs_of_the_program_are_kept_where_there_are_no_files(folder, given):
+    _costs.set_costs(library(), None)
+    given.clear()
+    assert _costs.load(library()) == [] and not given
+    folder.mkdir()
+    (folder / "costs-0.txt").write_text("")  # which the library refuses
+    _costs.load(library())
+    assert None not in given
+    path = _costs.store(text())
+    _costs.load(library())
+    path.unlink()
+    _costs.load(library())
+    assert given[-1] is None
 
 
 def test_where_the_files_are(monkeypatch, tmp_path):
@@ -313,7 +374,6 @@ def test_every_step_is_counted(monkeypatch, folder):
 
 def test_the_library_has_the_function():
     assert library().nf4_set_costs.argtypes == [ctypes.c_char_p, ctypes.c_size_t]
-    assert Path(_costs.__file__).name == "_costs.py"
 
 
 @pytest.mark.parametrize("name", [product.name for product in tune.PRODUCTS])

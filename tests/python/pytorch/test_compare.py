@@ -16,9 +16,9 @@ transformers = pytest.importorskip("transformers")
 
 import experts_cases  # noqa: E402
 import int4_models  # noqa: E402
-from nf4.checkpoint import dequantize_checkpoint  # noqa: E402
+from nf4.checkpoint import FormatError, dequantize_checkpoint  # noqa: E402
 from nf4.cli import main  # noqa: E402
-from nf4.torch.comparing import compare_logits, windows  # noqa: E402
+from nf4.torch.comparing import Encoded, Judge, compare_logits, windows  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers, processors  # noqa: E402
 
 TEXT = "The ferry left the island at six in the morning, before the bakery had opened.\n" * 3
@@ -250,6 +250,14 @@ def test_models_without_logits_are_named(tmp_path, text, capsys):
     write_tokenizer(tmp_path / "bert")
     arguments = (tmp_path / "bert", tmp_path / "bert", "--text", text, "--window", 64)
     assert "BertModel is not a causal language model" in refused(capsys, *arguments, code=2)
+
+
+def test_models_of_two_vocabularies_are_named(tmp_path):
+    llama(tmp_path / "dense")
+    llama(tmp_path / "other", vocab_size=300)
+    judge = Judge(str(tmp_path / "dense"), str(tmp_path / "other"), window=8, stride=4)
+    with pytest.raises(FormatError, match=r"other: its logits are of 300 tokens, those of .* 257"):
+        judge.judge(Encoded("text", [], [1, 2, 3]), lambda name, count: None)
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,10 @@ class Judge:
                 where = f"tokens {window.begin} to {window.end} of {text.name}"
                 raise FormatError(path, f"its logits have NaN or Inf for {where}")
             logits.append(found)
+        known = [each.shape[1] for each in logits]
+        if known[0] != known[1]:
+            reason = f"its logits are of {known[1]} tokens, those of {self._paths[0]} of {known[0]}"
+            raise FormatError(self._paths[1], reason)
         result = Judged(tokens=count, windows=1)
         for at in range(0, count, _ROWS):
             rows = slice(at, at + _ROWS)
