@@ -27,9 +27,24 @@ _SIZES = dict(
     pad_token_id=None,
     tie_word_embeddings=False,
 )
+_FALCON = dict(
+    vocab_size=512,
+    hidden_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    max_position_embeddings=256,
+    bias=False,
+    alibi=False,
+    eos_token_id=None,
+    bos_token_id=None,
+    pad_token_id=None,
+)
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True),
     "qwen3": lambda: transformers.Qwen3Config(**_SIZES, head_dim=32),
+    "falcon": lambda: transformers.FalconConfig(
+        **_FALCON, num_kv_heads=4, new_decoder_architecture=True, multi_query=False
+    ),
     "phi3": lambda: transformers.Phi3Config(**_SIZES),
     "mixtral": lambda: transformers.MixtralConfig(**_SIZES, num_local_experts=4),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(

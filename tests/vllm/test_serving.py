@@ -6,11 +6,13 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import models
+import nf4.torch
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -93,6 +95,29 @@ def test_a_dense_checkpoint_is_quantized_while_it_loads(engines: Engines, made: 
     require_same(said[0], made.reference(made.checkpoint("llama")))
     other = made.checkpoint("llama", format="fp4", nested=False, skip=("*.o_proj",))
     require_same(said[1], made.reference(other))
+
+
+def test_rows_that_vllm_reorders(engines: Engines, made: Made, tmp_path: Path) -> None:
+    """vLLM's Falcon reorders the rows of q, k and v, which a dense checkpoint allows. The scales
+    are flat, since a nested block would have other rows. `nf4 quantize` leaves Falcon's own linear
+    layers dense, as transformers does, so this rounds the weights for the reference."""
+    folder = made.dense("falcon")
+    rounded, four_bits = (shutil.copytree(folder, tmp_path / name) for name in ("rounded", "bnb"))
+    tensors = load_file(folder / "model.safetensors")
+    for name, weight in tensors.items():
+        if ".h." in name and weight.dim() == 2:
+            quantized = nf4.torch.quantize(weight, nested_blocksize=0)
+            tensors[name] = nf4.torch.dequantize(quantized, "fp32")
+    save_file(tensors, rounded / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (four_bits / "config.json").write_text(json.dumps(config))
+
+    overrides = {"quantization_config_dict_json": '{"bnb_4bit_use_double_quant": false}'}
+    dense = {"model": str(folder), "quantization": "nf4", "hf_overrides": overrides}
+    said, refused = engines(dense, {"model": str(four_bits)})
+    require_same(said, models.greedy(rounded))
+    assert "reorders rows of weights of models of type falcon" in refused["error"]
 
 
 def test_weights_are_loaded_again(engines: Engines, made: Made) -> None:

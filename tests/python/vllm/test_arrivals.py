@@ -103,6 +103,20 @@ def test_a_part_that_arrives_twice_is_refused():
         made.add("absmax", parts["absmax"])
 
 
+@pytest.mark.parametrize(("format", "blocksize"), [("mxfp4", 32), ("nvfp4", 16)])
+def test_a_format_that_is_not_served_is_named_at_its_quant_state(format, blocksize):
+    """A weight of such a format has no quant_map, and would never be complete."""
+    state = {"quant_type": format, "blocksize": blocksize, "dtype": "float32"}
+    data = json.dumps(state | {"shape": [16, 64]}).encode()
+    made = arrivals.Arrivals("layer")
+    made.add("", torch.zeros(512, 1, dtype=torch.uint8))
+    made.add("absmax", torch.zeros(16 * 64 // blocksize, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=f"layer is of '{format}', neither nf4 nor fp4"):
+        made.add("quant_state", torch.tensor(list(data), dtype=torch.uint8))
+    suffix = f".weight.quant_state.bitsandbytes__{format}"
+    assert arrivals.RENAMED[suffix] == ".weight_quant_state"
+
+
 def test_names_become_vllms():
     assert arrivals.RENAMED[".weight.quant_state.bitsandbytes__fp4"] == ".weight_quant_state"
     assert arrivals.RENAMED[".weight.nested_absmax"] == ".weight_nested_absmax"

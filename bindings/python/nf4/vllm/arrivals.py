@@ -6,22 +6,24 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 import nf4
-from nf4.checkpoint.bnb import FORMATS, STATE_MARK, parse_state
+from nf4.checkpoint.bnb import FORMATS as READ_FORMATS
+from nf4.checkpoint.bnb import STATE_MARK, State, parse_state
 from nf4.checkpoint.jsonio import parse_object
 from nf4.torch._weight import PARTS as TENSORS
 
+FORMATS = ("nf4", "fp4")
 # The parts of bitsandbytes' weights in a checkpoint, and the names of vLLM's parameters for them.
 # "" is the packed bytes, or a dense weight.
 PARTS = ("", "absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state")
 RENAMED = {
     **{f".weight.{part}": f".weight_{part}" for part in PARTS[1:5]},
-    **{f".weight{STATE_MARK}{format}": ".weight_quant_state" for format in FORMATS},
+    **{f".weight{STATE_MARK}{format}": ".weight_quant_state" for format in READ_FORMATS},
 }
 # The same for stacks of experts (docs/experts.md), which vLLM knows by the names of dense stacks.
 _STACK = r"(\.experts\.(?:gate_up|down)_proj)\.weight"
@@ -59,6 +61,7 @@ class Arrivals:
     def __init__(self, name: str):
         self.name = name
         self._parts: dict[str, Tensor] = {}
+        self._state: State | None = None
 
     def add(self, part: str, tensor: Tensor) -> nf4.QuantizedTensor | Tensor | None:
         """Returns the weight, or a dense one [rows, cols], if this part makes it complete; else
@@ -68,7 +71,9 @@ class Arrivals:
         self._parts[part] = tensor
         if part == "" and is_dense(tensor):
             return tensor
-        return None if self.missing() else self._made()
+        if part == "quant_state":  # other formats have other parts: this one says which it is
+            self._state = self._parsed(tensor)
+        return None if self._state is None or self.missing() else self._made(self._state)
 
     def missing(self) -> list[str]:
         """Returns the names of parts that have not arrived."""
@@ -79,8 +84,7 @@ class Arrivals:
             needed |= {"nested_absmax", "nested_quant_map"}
         return sorted(part or "weight" for part in needed - self._parts.keys())
 
-    def _made(self) -> nf4.QuantizedTensor:
-        state = self._state()
+    def _made(self, state: State) -> nf4.QuantizedTensor:
         for part, (dtype, elements) in state.tables().items():
             found = self._parts.get(part)
             is_map = part == "quant_map"  # in torch's default dtype
@@ -112,8 +116,8 @@ class Arrivals:
             dtype=state.dtype,
         )
 
-    def _state(self) -> Any:
-        data = bytes(self._parts["quant_state"].cpu().numpy().tobytes())
+    def _parsed(self, quant_state: Tensor) -> State:
+        data = bytes(quant_state.cpu().numpy().tobytes())
         fields = parse_object(data, self.name, "its quant_state")
         format = fields.get("quant_type")
         if format not in FORMATS:

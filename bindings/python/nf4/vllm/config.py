@@ -22,13 +22,16 @@ import nf4.torch
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE
 from nf4.checkpoint.skips import SkipMatcher
 from nf4.torch._checks import DTYPES
-from nf4.vllm.arrivals import RENAMED, RENAMED_STACKS, Expected, Quantizer
+from nf4.vllm.arrivals import FORMATS, RENAMED, RENAMED_STACKS, Expected, Quantizer
 
 logger = init_logger("vllm.nf4")
 NAME = "nf4"
 _OTHER = "bitsandbytes"  # the method of vllm-bnb-plugin
 # The methods in config.json whose weights have bitsandbytes' layout.
 _SERVED = (NAME, _OTHER)
+# Models whose loaders in vLLM reorder rows of q and k, by their type or architecture. Falcon's does
+# only where it has several kv heads.
+_REORDERED = {"bloom", "llama4", "llama4_text", "K2HorizonForCausalLM"}
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
@@ -84,8 +87,11 @@ class NF4Config(QuantizationConfig):
         """Makes it for a dense checkpoint. text: the option quantization_config_dict_json of
         hf_overrides, with fields of bitsandbytes' configuration."""
         fields = json.loads(text)
+        format = fields.get("bnb_4bit_quant_type", NAME)
+        if format not in FORMATS:
+            raise ValueError(f"bnb_4bit_quant_type is {format!r}, neither nf4 nor fp4")
         return cls(
-            format=fields.get("bnb_4bit_quant_type", NAME),
+            format=format,
             blocksize=fields.get("bnb_4bit_blocksize", 64),
             nested=fields.get("bnb_4bit_use_double_quant", True),
             skip=tuple(fields.get("llm_int8_skip_modules") or ()),
@@ -112,6 +118,18 @@ class NF4Config(QuantizationConfig):
                 "serve it"
             )
         return NAME
+
+    def maybe_update_config(
+        self, model_name: str, hf_config: Any = None, revision: str | None = None
+    ) -> None:
+        """Raises ValueError for a checkpoint in 4 bits of a model whose loader in vLLM reorders
+        rows: it would move packed bytes, but not their scales."""
+        if self.format is None and hf_config is not None and _reorders_rows(hf_config):
+            raise ValueError(
+                f"vLLM reorders rows of weights of models of type {hf_config.model_type} while it "
+                f"loads them, which weights in 4 bits do not allow; serve the dense checkpoint "
+                f"with --quantization {NAME}"
+            )
 
     @staticmethod
     def get_checkpoint_weight_mapper() -> Any:
@@ -163,6 +181,16 @@ class NF4Config(QuantizationConfig):
         """Returns the dtypes that the tensors of a layer are expected to have."""
         is_dense = self.format is not None or self._is_skipped(prefix)
         return Expected(is_dense, torch.uint8 if self.nested else torch.float32)
+
+
+def _reorders_rows(hf_config: Any) -> bool:
+    """Tells if vLLM's model reorders rows of a weight of the checkpoint."""
+    if hf_config.model_type != "falcon":
+        names = {hf_config.model_type, *(hf_config.architectures or ())}
+        return not names.isdisjoint(_REORDERED)
+    if hf_config.new_decoder_architecture:
+        return hf_config.num_kv_heads > 1
+    return not hf_config.multi_query and hf_config.num_attention_heads > 1
 
 
 def register_config() -> None:

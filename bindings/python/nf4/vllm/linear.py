@@ -24,10 +24,14 @@ Placed = tuple[int, nf4.QuantizedTensor | Tensor]
 _MANY = 1 << 20
 
 
-def placeholder(loader: Callable[..., Any], dtype: torch.dtype) -> Parameter:
+def placeholder(
+    loader: Callable[..., Any], dtype: torch.dtype, is_dense: bool = False
+) -> Parameter:
     """Returns what stands for a part until the weight is complete."""
     made = Parameter(torch.empty(1, dtype=dtype).expand(_MANY), requires_grad=False)
     made.weight_loader = loader
+    if is_dense:  # vLLM's Falcon reorders the rows of a tensor only if its parameter says this
+        made.input_dim, made.output_dim = 1, 0
     return made
 
 
@@ -62,7 +66,8 @@ class NF4LinearMethod(LinearMethodBase):
         for part, dtype in self._expected.dtypes(params_dtype).items():
             name = f"weight_{part}" if part else "weight"
             loader = _loader(self, weakref.ref(layer), part, own_loader.__func__)
-            layer.register_parameter(name, placeholder(loader, dtype))
+            is_dense = part == "" and self._expected.is_dense
+            layer.register_parameter(name, placeholder(loader, dtype, is_dense))
 
     def arrive(self, layer: Module, own_loader: Any, shard: Any, part: str, tensor: Tensor) -> None:
         """Takes a tensor of the checkpoint."""
@@ -80,13 +85,10 @@ class NF4LinearMethod(LinearMethodBase):
     def process_weights_after_loading(self, layer: Module) -> None:
         for arrivals in layer.nf4_arrivals.values():
             raise ValueError(f"{arrivals.name}: the checkpoint lacks {arrivals.missing()}")
-        placed = _joined(layer.nf4_placed)
+        placed = sorted(layer.nf4_placed, key=lambda each: each[0])
         layer.nf4_placed = []
-        rows = sum(weight.shape[0] for _, weight in placed)
-        if rows != layer.nf4_sizes[0]:
-            raise ValueError(
-                f"{layer.prefix}: the checkpoint has {rows} of its {layer.nf4_sizes[0]} rows"
-            )
+        _require_all_rows(placed, layer.nf4_sizes[0], layer.prefix)
+        placed = _joined(placed)
         for part in PARTS:
             delattr(layer, f"weight_{part}" if part else "weight")
         layer.nf4_specs = tuple(
@@ -156,10 +158,23 @@ def _local(
         raise ValueError(f"{layer.prefix}: {error}") from None
 
 
+def _require_all_rows(placed: list[Placed], rows: int, prefix: str) -> None:
+    """Raises ValueError if the weights, in the order of their rows, lack a row or have it twice."""
+    found = sum(weight.shape[0] for _, weight in placed)
+    if found != rows:
+        raise ValueError(f"{prefix}: the checkpoint has {found} of its {rows} rows")
+    end = 0
+    for start, weight in placed:
+        if start != end:
+            problem = f"has row {start} twice" if start < end else f"lacks row {end}"
+            raise ValueError(f"{prefix}: the checkpoint {problem}")
+        end = start + weight.shape[0]
+
+
 def _joined(placed: list[Placed]) -> list[Placed]:
-    """Returns the weights in the order of their rows, joined where they can be."""
+    """Returns the weights, which are in the order of their rows, joined where they can be."""
     made: list[Placed] = []
-    for start, weight in sorted(placed, key=lambda each: each[0]):
+    for start, weight in placed:
         last = made[-1][1] if made else None
         if isinstance(last, Tensor) and isinstance(weight, Tensor):
             made[-1] = made[-1][0], torch.cat((last, weight))
