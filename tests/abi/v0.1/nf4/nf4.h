@@ -44,15 +44,6 @@ NF4_API const char *nf4_build_info(void);
 typedef int32_t nf4_format;
 #define NF4_FORMAT_FP4 1
 #define NF4_FORMAT_NF4 2
-#define NF4_FORMAT_MXFP4 3
-#define NF4_FORMAT_NVFP4 4
-
-#define NF4_SCALE_FLOOR 0
-#define NF4_SCALE_EVEN 1
-#define NF4_SCALE_CEIL 2
-
-#define NF4_GLOBAL_FACTOR 0
-#define NF4_GLOBAL_DIVISOR 1
 
 typedef int32_t nf4_dtype;
 #define NF4_DTYPE_FP32 1
@@ -307,31 +298,6 @@ NF4_API nf4_status nf4_int4_matmul_grouped_launch(const nf4_int4_tensor *weight,
 NF4_API nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight,
                                                const nf4_grouped_args *args, int32_t threads);
 
-typedef int32_t nf4_path;
-#define NF4_PATH_FUSED 1
-#define NF4_PATH_DENSE 2
-
-#define NF4_DEVICE_CPU -1
-
-NF4_API nf4_status nf4_matmul_path(const nf4_tensor *weight, const nf4_matmul_args *args,
-                                   int32_t device, nf4_path *path);
-NF4_API nf4_status nf4_matmul_grad_path(const nf4_tensor *weight, const nf4_matmul_args *args,
-                                        int32_t device, nf4_path *path);
-NF4_API nf4_status nf4_int4_matmul_path(const nf4_int4_tensor *weight, const nf4_matmul_args *args,
-                                        int32_t device, nf4_path *path);
-
-NF4_API nf4_status nf4_matmul_grouped_path(const nf4_tensor *weight, const nf4_grouped_args *args,
-                                           int32_t device, nf4_path *path);
-NF4_API nf4_status nf4_matmul_grouped_grad_path(const nf4_tensor *weight,
-                                                const nf4_grouped_args *args, int32_t device,
-                                                nf4_path *path);
-NF4_API nf4_status nf4_int4_matmul_grouped_path(const nf4_int4_tensor *weight,
-                                                const nf4_grouped_args *args, int32_t device,
-                                                nf4_path *path);
-
-NF4_API nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t device,
-                                      nf4_path *path);
-
 typedef struct nf4_device {
   size_t struct_size;
   int32_t device_count;
@@ -343,8 +309,6 @@ typedef struct nf4_device {
   int64_t memory_bytes;
   char name[256];
   char dequant_variant[32];
-  int32_t shared_memory_bytes;
-  int32_t timed;
 } nf4_device;
 
 NF4_API nf4_status nf4_device_info(int32_t device, nf4_device *info);
