@@ -14,6 +14,10 @@ import pytest
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
+sys.path.append(str(_ROOT / "tests" / "python"))
+
+from limits import HANG  # noqa: E402
+
 _METADATA = "Metadata-Version: 2.1\nName: libnf4\nVersion: 0\n"
 
 
@@ -49,7 +53,7 @@ def engines(environment: dict[str, str]) -> Callable[..., list[dict[str, Any]]]:
     def run(*runs: dict[str, Any], **variables: str) -> list[dict[str, Any]]:
         command = [sys.executable, str(_HERE / "engine.py"), *map(json.dumps, runs)]
         done = subprocess.run(
-            command, env=environment | variables, capture_output=True, text=True, timeout=1800
+            command, env=environment | variables, capture_output=True, text=True, timeout=HANG
         )
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         assert len(lines) == len(runs), done.stderr[-4000:]

@@ -308,7 +308,7 @@ def check_load_whole_parts(rank, world):
     made.load_state_dict(one.state_dict())
     assert torch.equal(made(inputs()), one(inputs()))
     other = NF4Linear.from_linear(nn.Linear(WIDTH, 130, bias=False), blocksize=128)
-    with pytest.raises(RuntimeError, match=r"nested_blocksize \('nf4', 128, 256\); expected"):
+    with pytest.raises(RuntimeError, match=r"scale_rule \('nf4', 128, 256, None\); expected"):
         made.load_state_dict(other.state_dict())
     assert torch.equal(made(inputs()), one(inputs()))
 
