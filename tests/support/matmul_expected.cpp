@@ -4,21 +4,10 @@
 #include <cstring>
 
 #include "core/int4.hpp"
-#include "core/scale_bytes.hpp"
 #include "cpu/parallel.hpp"
 
 namespace nf4::test {
 namespace {
-
-// Of MXFP4 and NVFP4.
-float byte_scale_of(const nf4_tensor &weight, int64_t element) {
-  const uint32_t byte = static_cast<const uint8_t *>(weight.absmax)[element / weight.blocksize];
-  if (weight.format == NF4_FORMAT_MXFP4) return bits_float(e8m0_bits(byte));
-  const int64_t row = element / weight.cols;
-  const float global =
-      weight.nested_absmax[weight.nested_blocksize == 0 ? 0 : row / weight.nested_blocksize];
-  return global_scaled(e4m3_value(byte), global, weight.scale_rule == NF4_GLOBAL_DIVISOR);
-}
 
 float scale_of(const nf4_tensor &weight, int64_t element) {
   if (format_has_scale_bytes(weight.format)) return byte_scale_of(weight, element);
@@ -66,7 +55,7 @@ Expected expect(const MatmulCase &test, const nf4_tensor &weight, int64_t column
     const int64_t element = test.gradient ? k * weight.cols + row : row * weight.cols + k;
     const int byte = static_cast<const uint8_t *>(weight.packed)[element / 2];
     const double scale = scale_of(weight, element);
-    const bool high = (element % 2 == 0) == (weight.format < NF4_FORMAT_MXFP4);
+    const bool high = (element % 2 == 0) != format_has_scale_bytes(weight.format);
     const double value = codebook[high ? byte / 16 : byte % 16] * scale;
     const double x = read_number(test.dtype, test.x.data(), column * test.x_stride + k);
     add_product(y, value, x, scale, scale * largest_entry, value);
