@@ -9,7 +9,7 @@
 
 namespace nf4 {
 
-// What the bytes of a format's absmax are; kNone if its scales are fp32 or nested.
+// The meaning of the bytes of a format's absmax; kNone if its scales are fp32 or nested.
 enum class ScaleBytes : uint8_t { kNone, kE8M0, kE4M3 };
 
 // 2^(byte - 127), which is subnormal for 0. 255 is NaN.

@@ -15,7 +15,7 @@ class CodesDequantizer {
 
   CodesDequantizer(const DequantKernels &kernels, const Weight &weight, nf4_dtype dtype);
 
-  // As a kernel of DequantKernels does; the codebook of args is ignored.
+  // Dequantizes as a kernel of DequantKernels does, and ignores the codebook of args.
   void operator()(DequantArgs args) const;
 
  private:

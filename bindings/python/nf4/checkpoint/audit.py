@@ -83,7 +83,7 @@ def value_problems(weight: QuantizedTensor) -> list[tuple[str, str]]:
     return found
 
 
-# What finds faults in the values of a kind of weights, and in what describes them.
+# These functions find faults in the values of a kind of weights, and in what describes them.
 _CHECKS: dict[type[Weight], tuple[Callable[..., _Problems], Callable[..., _Problems]]] = {
     E2m1Weight: (e2m1_value_problems, e2m1_config_problems),
     Int4Weight: (int4_value_problems, int4_config_problems),

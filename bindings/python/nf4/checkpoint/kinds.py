@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     add: Callable[[Survey, Checkpoint, Any], None]
 
 
-# In the order in which they look for their tensors where nothing says which kind there is.
+# Where nothing says which kind there is, they look for their tensors in this order.
 KINDS = (
     Kind(E2m1Weight, e2m1_config.Settings, e2m1_config.parser, add_e2m1),
     Kind(Int4Weight, int4_config.Settings, int4_config.parser, add_integers),

@@ -39,7 +39,7 @@ _REMOVED = (
 )
 
 
-# What a checkpoint can be converted to, and the kinds of weights that can.
+# The targets of a conversion, and the kinds of weights that have each.
 TARGETS: dict[str, set[type[Weight]]] = {
     **{name: {Int4Weight} for name in LAYOUTS},
     "compressed-tensors": {Int4Weight, E2m1Weight},

@@ -22,7 +22,7 @@ from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Weight
 
-# In the name of an expert's own matrix.
+# This part of a name marks an expert's own matrix.
 OF_AN_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 

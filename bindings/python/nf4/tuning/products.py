@@ -36,7 +36,7 @@ class Product:
     rank: int = 0
 
 
-# In the order of a text of costs.
+# The fields have the order of a text of costs.
 PRODUCTS = (
     Product("codebook", "nf4"),
     Product("codebook_lora", "nf4", rank=RANK),

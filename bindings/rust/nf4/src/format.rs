@@ -35,7 +35,7 @@ pub enum E8m0Rule {
     Ceil,
 }
 
-/// What a global scale does to the scale of a block.
+/// How a global scale acts on the scale of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum GlobalScale {
     /// It multiplies it, as in ModelOpt.
