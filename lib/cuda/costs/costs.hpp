@@ -38,7 +38,7 @@ struct CostedGpu {
   char name[256];
 };
 
-// What the costs of a product depend on, beside the GPU.
+// The costs of a product depend on these, beside the GPU.
 struct CostedSize {
   CostedProduct product;
   nf4_dtype dtype;

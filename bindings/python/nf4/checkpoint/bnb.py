@@ -118,18 +118,6 @@ class BnbWeight(Weight):
     state: State
 
     @property
-    def format(self) -> str:
-        return self.state.format
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.state.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.state.dtype
-
-    @property
     def packed(self) -> TensorInfo:
         return self.parts[""]
 

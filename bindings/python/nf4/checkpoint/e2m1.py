@@ -55,26 +55,6 @@ class E2m1Weight(Weight):
 
     state: E2m1State
 
-    @property
-    def format(self) -> str:
-        return self.state.format
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.state.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.state.dtype
-
-    @property
-    def packed(self) -> TensorInfo:
-        return self.parts["packed"]
-
-    @property
-    def module(self) -> str:
-        return self.name.removesuffix(".weight")
-
     def describe(self) -> dict[str, Any]:
         return {
             "layout": self.state.layout.name,

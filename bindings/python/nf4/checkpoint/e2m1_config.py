@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nf4.checkpoint.config_values import names_of, object_of
 from nf4.checkpoint.e2m1_layouts import (
     BLOCKSIZES,
     CT_MXFP4,
@@ -75,20 +76,6 @@ def _format(group: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return str(group.get("format") or config.get("format"))
 
 
-def _names(value: object, key: str) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"{key} is not a list of names")
-    return tuple(value)
-
-
-def _object(value: object, key: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{key} is not an object")
-    return value
-
-
 def _blocksize(value: object, layout: Layout, key: str) -> int:
     known = BLOCKSIZES[layout.format]
     if type(value) is not int or value not in known:
@@ -97,7 +84,7 @@ def _blocksize(value: object, layout: Layout, key: str) -> int:
 
 
 def _parse_gpt_oss(config: Mapping[str, Any]) -> Settings:
-    dense = _names(config.get("modules_to_not_convert"), "modules_to_not_convert")
+    dense = names_of(config.get("modules_to_not_convert"), "modules_to_not_convert")
     return Settings((GPT_OSS,), BLOCKSIZES[MXFP4], dense)
 
 
@@ -107,7 +94,7 @@ def _parse_deepseek(config: Mapping[str, Any]) -> Settings:
 
 def _parse_compressed(config: Mapping[str, Any]) -> Settings:
     sparsity = config.get("sparsity_config")
-    if sparsity and _object(sparsity, "sparsity_config").get("format") != "dense":
+    if sparsity and object_of(sparsity, "sparsity_config").get("format") != "dense":
         raise ValueError(f"sparsity_config: format {sparsity.get('format')!r} is not read")
     if config.get("transform_config"):
         raise ValueError("it has a transform_config, which is not read")
@@ -116,7 +103,7 @@ def _parse_compressed(config: Mapping[str, Any]) -> Settings:
     mixed = False
     for name, value in config["config_groups"].items():
         key = f"config_groups {name!r}"
-        group = _object(value, key)
+        group = object_of(value, key)
         kind = _format(group, config)
         if kind in _EIGHT_BITS:
             mixed = True
@@ -126,8 +113,8 @@ def _parse_compressed(config: Mapping[str, Any]) -> Settings:
             raise ValueError(f"{key}: format {kind!r} is not read beside {known}")
         layout = _OF_COMPRESSED[kind]
         layouts.append(layout)
-        sizes.append(_of_group(_object(group.get("weights"), f"{key}: weights"), layout, key))
-    return Settings(tuple(layouts), tuple(sizes), _names(config.get("ignore"), "ignore"), mixed)
+        sizes.append(_of_group(object_of(group.get("weights"), f"{key}: weights"), layout, key))
+    return Settings(tuple(layouts), tuple(sizes), names_of(config.get("ignore"), "ignore"), mixed)
 
 
 def _of_group(weights: Mapping[str, Any], layout: Layout, key: str) -> int:
@@ -143,16 +130,16 @@ def _of_group(weights: Mapping[str, Any], layout: Layout, key: str) -> int:
 
 def _parse_modelopt(config: Mapping[str, Any]) -> Settings:
     dense = config.get("ignore")
-    dense = _names(config.get("exclude_modules") if dense is None else dense, "exclude_modules")
+    dense = names_of(config.get("exclude_modules") if dense is None else dense, "exclude_modules")
     algo = config.get("quant_algo")
     if algo != "MIXED_PRECISION":
         layout, size = _of_algorithm(config, algo, "")
         return Settings((layout,), (size,), dense)
-    layers = _object(config.get("quantized_layers"), "quantized_layers")
+    layers = object_of(config.get("quantized_layers"), "quantized_layers")
     found = [
         _of_algorithm(each, each.get("quant_algo"), f"quantized_layers {name!r}: ")
         for name, value in layers.items()
-        if not _is_eight_bits(each := _object(value, f"quantized_layers {name!r}"))
+        if not _is_eight_bits(each := object_of(value, f"quantized_layers {name!r}"))
     ]
     if not found:
         raise ValueError("quantized_layers has no layer in 4 bits")

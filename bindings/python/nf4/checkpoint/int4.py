@@ -74,18 +74,6 @@ class Int4Weight(Weight):
     def shape(self) -> tuple[int, int]:
         return self.state.shape
 
-    @property
-    def dtype(self) -> str:
-        return self.state.dtype
-
-    @property
-    def packed(self) -> TensorInfo:
-        return self.parts["packed"]
-
-    @property
-    def module(self) -> str:
-        return self.name.removesuffix(".weight")
-
     def describe(self) -> dict[str, Any]:
         return {
             "layout": self.state.layout.name,

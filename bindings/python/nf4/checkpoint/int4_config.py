@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nf4.checkpoint.config_values import names_of, object_of
 from nf4.checkpoint.int4_layouts import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2, Layout
 from nf4.checkpoint.skips import skip_entries
 
@@ -65,20 +66,6 @@ def _flag(value: object, key: str) -> bool | None:
     return value
 
 
-def _names(value: object, key: str) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"{key} is not a list of names")
-    return tuple(value)
-
-
-def _object(value: object, key: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{key} is not an object")
-    return value
-
-
 def _same(values: Sequence[bool | None]) -> bool | None:
     """Returns the common value of all, or None."""
     return values[0] if values and len(set(values)) == 1 else None
@@ -99,8 +86,8 @@ def _parse_gptq(config: Mapping[str, Any]) -> Settings:
     # GPTQModel's exceptions: a pattern of modules -> the settings that differ. "-:" leaves them
     # dense.
     dynamic = config.get("dynamic")
-    for pattern, value in _object({} if dynamic is None else dynamic, "dynamic").items():
-        override, key = _object(value, f"dynamic {pattern!r}"), f"dynamic {pattern!r}:"
+    for pattern, value in object_of({} if dynamic is None else dynamic, "dynamic").items():
+        override, key = object_of(value, f"dynamic {pattern!r}"), f"dynamic {pattern!r}:"
         if pattern.startswith("-:"):
             continue
         _bits(override.get("bits", 4), f"{key} bits")
@@ -119,7 +106,7 @@ def _parse_awq(config: Mapping[str, Any]) -> Settings:
         raise ValueError(f"version {version!r} of AWQ is not read; gemm is")
     sizes = _size(config.get("group_size"), "group_size")
     zero_point = _flag(config.get("zero_point"), "zero_point")
-    dense = _names(config.get("modules_to_not_convert"), "modules_to_not_convert")
+    dense = names_of(config.get("modules_to_not_convert"), "modules_to_not_convert")
     return Settings(AWQ, sizes, True if zero_point is False else None, False, dense)
 
 
@@ -132,8 +119,8 @@ def _parse_auto_round(config: Mapping[str, Any]) -> Settings:
     dense = []
     # AutoRound's exceptions: a module, or a pattern of modules -> the settings that differ.
     extra = config.get("extra_config")
-    for name, value in _object({} if extra is None else extra, "extra_config").items():
-        override, key = _object(value, f"extra_config {name!r}"), f"extra_config {name!r}: "
+    for name, value in object_of({} if extra is None else extra, "extra_config").items():
+        override, key = object_of(value, f"extra_config {name!r}"), f"extra_config {name!r}: "
         if type(bits := override.get("bits", 4)) is int and bits >= _DENSE_BITS:
             dense.append(name)
             continue
@@ -169,11 +156,11 @@ def _require_integers(config: Mapping[str, Any], key: str) -> None:
 
 
 def _parse_compressed(config: Mapping[str, Any]) -> Settings:
-    groups = _object(config.get("config_groups"), "config_groups")
+    groups = object_of(config.get("config_groups"), "config_groups")
     if not groups:
         raise ValueError("config_groups is empty")
     sparsity = config.get("sparsity_config")
-    if sparsity and _object(sparsity, "sparsity_config").get("format") != "dense":
+    if sparsity and object_of(sparsity, "sparsity_config").get("format") != "dense":
         said = sparsity.get("format")
         raise ValueError(f"sparsity_config: format {said!r} is not read; dense is")
     if config.get("transform_config"):
@@ -183,11 +170,11 @@ def _parse_compressed(config: Mapping[str, Any]) -> Settings:
     act_order: list[bool | None] = []
     for name, value in groups.items():
         key = f"config_groups {name!r}"
-        group = _object(value, key)
+        group = object_of(value, key)
         kind = group.get("format") or config.get("format")
         if kind != "pack-quantized":
             raise ValueError(f"{key}: format {kind!r} is not read; pack-quantized is")
-        weights = _object(group.get("weights"), f"{key}: weights")
+        weights = object_of(group.get("weights"), f"{key}: weights")
         if group.get("input_activations") or group.get("output_activations"):
             raise ValueError(f"{key}: quantized activations are not read")
         if weights.get("type", "int") != "int":
@@ -196,7 +183,7 @@ def _parse_compressed(config: Mapping[str, Any]) -> Settings:
         sizes += _strategy_size(weights, key)
         symmetric.append(_flag(weights.get("symmetric", True), f"{key}: symmetric"))
         act_order.append(weights.get("actorder") in ("group", "dynamic", True))
-    dense = _names(config.get("ignore"), "ignore")
+    dense = names_of(config.get("ignore"), "ignore")
     return Settings(COMPRESSED_TENSORS, sizes, _same(symmetric), _same(act_order), dense)
 
 

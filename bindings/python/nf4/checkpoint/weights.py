@@ -18,31 +18,37 @@ from nf4.tensor import QuantizedTensor
 class Weight(abc.ABC):
     """A 4-bit weight of a checkpoint. name: the dense weight's, such as "layers.0.q_proj.weight".
     parts: its tensors in the file, by names that depend on its kind. path: that of the file with
-    its codes."""
+    its codes. state: what is known before data is read, which each kind has a type for."""
 
     name: str
     parts: dict[str, TensorInfo]
     path: str
+    state: Any
 
     @property
-    @abc.abstractmethod
     def format(self) -> str:
         """The format of its codes: "nf4", "fp4", "mxfp4", "nvfp4" or "int4"."""
+        return self.state.format
 
     @property
-    @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
         """The shape of the dense weight, (outputs, inputs)."""
+        return self.state.shape
 
     @property
-    @abc.abstractmethod
     def dtype(self) -> str:
         """The dtype of the dense weight: "fp32", "fp16" or "bf16"."""
+        return self.state.dtype
 
     @property
-    @abc.abstractmethod
     def packed(self) -> TensorInfo:
         """The tensor with its codes. The weight belongs to the file of this tensor."""
+        return self.parts["packed"]
+
+    @property
+    def module(self) -> str:
+        """The name of the module that has the weight."""
+        return self.name.removesuffix(".weight")
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class E2m1Weight {
 
   __device__ __forceinline__ E2m1Weight(const Args &, const uint8_t *shared) : lut_(shared) {}
 
-  // As in CodebookWeight.
+  // CodebookWeight has the same.
   struct Looked {
     uint32_t pairs[16];
   };

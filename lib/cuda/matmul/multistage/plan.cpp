@@ -8,7 +8,7 @@ namespace nf4::cuda {
 namespace {
 
 constexpr int kMaxRasterGroup = 8;
-// What a CTA's second tile costs before its first product, in K-tiles.
+// The cost of a CTA's second tile before its first product, in K-tiles.
 constexpr int kPartCost = 2;
 static_assert(kPartCost < kMultistageMinKTiles);
 

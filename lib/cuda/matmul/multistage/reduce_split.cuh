@@ -62,9 +62,9 @@ class SplitKReduction {
   }
 
  private:
-  // What a CTA's flag adds to the signature. kStored: its sums are stored, and its slice is left to
-  // the last CTA. kTakes: its sums are stored, and it reduces its slice. kRead: it has also read
-  // the flags of the others. kRuns: the CTA, a tile's last one, runs.
+  // A CTA's flag adds one of these to the signature. kStored: its sums are stored, and its slice is
+  // left to the last CTA. kTakes: its sums are stored, and it reduces its slice. kRead: it has also
+  // read the flags of the others. kRuns: the CTA, a tile's last one, runs.
   enum State : uint32_t { kStored, kTakes, kRead, kRuns, kStates };
   static_assert(kStates <= kSignatures);
   static_assert(kMaxTileCtas <= 32, "a lane and a bit for each CTA of a tile");

@@ -92,7 +92,7 @@ struct E2m1MmaM8 : WarpMmaM8<T, MTiles, Arch>, E2m1Mma {
   }
 };
 
-// What multiplies a weight with such scales.
+// The type that multiplies a weight with such scales.
 template <class T, class Scales, class Arch = Sm80>
 using SkinnyMmaM2 =
     std::conditional_t<Scales::kLowNibbleFirst, E2m1MmaM2<T, Arch>, WarpMmaM2<T, Arch>>;

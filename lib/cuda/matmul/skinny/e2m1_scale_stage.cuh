@@ -15,7 +15,7 @@ struct TileScaleBytes {
   ScaleBytes kind;
   bool small_blocks;  // of 16 columns, not 32
 
-  // Those of each 16 of the kScaleK columns of thread_in_group.
+  // Finds the bytes of each 16 of the kScaleK columns of thread_in_group.
   __device__ __forceinline__ void of_columns(int thread_in_group, uint32_t (&bytes)[4]) const {
     const int offset = small_blocks ? thread_in_group * 4 : thread_in_group / 2 * 4;
     const uint32_t shift = small_blocks ? 0 : thread_in_group % 2 * 0x0202;
@@ -29,8 +29,8 @@ struct TileScaleBytes {
     bytes[3] = __byte_perm(word8, 0, second);
   }
 
-  // Those of the thread_in_group-th 16 columns of two blocks of kScaleK columns: of the first two
-  // or the last two of a warp tile.
+  // Finds the bytes of the thread_in_group-th 16 columns of two blocks of kScaleK columns: the
+  // first two or the last two of a warp tile.
   __device__ __forceinline__ void of_blocks(int thread_in_group, int half,
                                             uint32_t (&bytes)[2]) const {
     if (small_blocks) {
