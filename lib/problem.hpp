@@ -15,14 +15,14 @@ constexpr int element_bytes(nf4_dtype dtype) { return dtype == NF4_DTYPE_FP32 ? 
 
 struct Weight {
   nf4_format format;
-  ScaleBytes scale_bytes;  // of MXFP4 and NVFP4
+  ScaleBytes scale_bytes;  // kNone unless MXFP4 or NVFP4
   int32_t scale_rule;
   int64_t rows;
   int64_t cols;
   int64_t elements;
   int64_t blocks;
   int64_t nested_blocks;  // elements of nested_absmax
-  int64_t global_blocks;  // that share a global scale; 0 unless the format is NVFP4
+  int64_t global_blocks;  // blocks that share a global scale; 0 unless NVFP4
   int blocksize_log2;
   int nested_blocksize_log2;  // -1 unless nested
   uint8_t *packed;

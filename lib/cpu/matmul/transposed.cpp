@@ -21,7 +21,7 @@ constexpr int64_t kDecodedN = 24;
 constexpr int64_t kMaxM = 64;
 // The columns that are decoded and transposed at once, so that they stay in the L1 cache.
 constexpr int64_t kColumns = 192;
-constexpr int64_t kUnit = 64;  // of the kernels
+constexpr int64_t kUnit = 64;  // columns that the kernels decode together
 // Codes and scales of this many rows ahead are prefetched.
 constexpr int64_t kRowsAhead = kDecodedN;
 // The scales of a row that are kept, and a zero.
@@ -163,7 +163,7 @@ class TransposedMultiplier {
   const int64_t cols_;
   const UnitsOfX<Problem> prepare_;
   const int64_t per_scale_;       // in elements
-  const int64_t scaled_columns_;  // whose scales are read at once, whole multiples of kColumns
+  const int64_t scaled_columns_;  // columns whose scales are read at once: a multiple of kColumns
   alignas(64) float x_[kMaxM * kColumns];  // [slice][column][row of the slice]
   alignas(64) float decoded_[kDecodedN * kColumns];
   alignas(64) float sums_[kBlockN * kMaxM];

@@ -43,7 +43,7 @@ struct CostedSize {
   CostedProduct product;
   nf4_dtype dtype;
   int64_t m;
-  int64_t rows;  // of the weight as it is stored
+  int64_t rows;  // the stored weight's
   int64_t cols;
 };
 

@@ -18,7 +18,7 @@ CostTable tables[2];
 int current_table = 0;
 std::atomic<bool> present{false};
 std::shared_mutex table_mutex;  // readers look up costs, which takes less than a microsecond
-std::mutex set_mutex;           // of the table that is not in use
+std::mutex set_mutex;           // guards the table that is not in use
 
 bool is_same(const CostedGpu &a, const CostedGpu &b) {
   return a.compute_capability == b.compute_capability && a.multiprocessors == b.multiprocessors &&

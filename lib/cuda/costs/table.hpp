@@ -8,7 +8,7 @@ namespace nf4::cuda {
 // The time of a strategy for a number of rows of x, in microseconds: start + weights * N * K / 10^6
 // + rows * N / 10^3 + columns * K / 10^3.
 struct CostRow {
-  int32_t group;  // of rows that differ in m alone: cost_group()
+  int32_t group;  // cost_group(): rows of one group differ in m alone
   int32_t m;
   float start;
   float weights;

@@ -127,7 +127,7 @@ WgmmaPlan plan_wgmma(const MatmulSize &size, const GpuFacts &gpu, const CostMode
 
 bool multistage_sizes_can_run(const MatmulSize &size, const GpuFacts &gpu, int config) {
   constexpr int64_t kMaxCols = int64_t{1} << 22;
-  constexpr int64_t kMaxRows = int64_t{1} << 30;  // of x or the weight
+  constexpr int64_t kMaxRows = int64_t{1} << 30;  // x's or the weight's
   const MatmulConfig &tile = kMatmulConfigs[config];
   return has_kernel(size.kind, config) && has_mma(gpu, size.dtype) &&
          size.dtype != NF4_DTYPE_FP32 &&
@@ -143,7 +143,7 @@ bool multistage_sizes_can_run(const MatmulSize &size, const GpuFacts &gpu, int c
 template <class W>
 bool wgmma_sizes_can_run(const MatmulProblemOf<W> &problem, const GpuFacts &gpu, int config) {
   constexpr int64_t kMaxCols = int64_t{1} << 22;   // offsets within 256 rows have 31 bits
-  constexpr int64_t kMaxRows = int64_t{1} << 30;   // of x or the weight
+  constexpr int64_t kMaxRows = int64_t{1} << 30;   // x's or the weight's
   constexpr int64_t kMaxPitch = int64_t{1} << 39;  // elements: a tensor map's bytes
   const W &weight = problem.weight;
   return gpu.wgmma && gpu.shared_bytes >= kWgmmaSmemBytes && weight.cols > 0 &&

@@ -48,7 +48,7 @@ constexpr bool has_mma(const GpuFacts &gpu, nf4_dtype dtype) {
 
 struct MatmulChoice {
   int config;
-  WgmmaPlan plan;  // of a wgmma configuration
+  WgmmaPlan plan;  // set for wgmma configurations
 };
 
 // ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------

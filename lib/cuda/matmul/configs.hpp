@@ -154,7 +154,7 @@ constexpr int multistage_config(int64_t m) {
   return config;
 }
 
-constexpr int kMaxClusterSize = 8;  // of wgmma kernels: what any GPU allows
+constexpr int kMaxClusterSize = 8;  // wgmma kernels; every GPU with clusters allows it
 
 // Whether CTAs may share each tile of a stream-K configuration (split-K): not the widest, whose
 // sums fill the registers.

@@ -16,7 +16,7 @@ struct MatmulSize {
   int64_t m;
   int64_t rows;
   int64_t cols;
-  int64_t scale_columns;  // of an aligned run that shares a scale, or kernels take as if it did
+  int64_t scale_columns;  // length of an aligned run that kernels treat as having one scale
   WeightKind kind;
 };
 MatmulSize size_of(const MatmulProblem &problem);

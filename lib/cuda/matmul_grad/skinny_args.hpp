@@ -17,7 +17,7 @@ struct GradStripArgs {
   RoundedCodebook codebook;  // in fp16; sums are multiplied by its unit
   int k_tiles;
   int cluster;       // CTAs of a strip, along the weight's rows
-  int cluster_rows;  // of a strip's columns, those whose sums a CTA of its cluster adds up
+  int cluster_rows;  // columns of a strip whose sums one CTA of its cluster adds up
 };
 
 template <int kMaxM>

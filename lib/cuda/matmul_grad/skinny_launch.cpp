@@ -17,7 +17,7 @@ cudaError_t launch_grad_skinny(const MatmulTarget &target, const GradProblem &pr
                                MatmulArgs matmul, int config) {
   cudaError_t error = allow_grad_skinny(*target.family, target.device);
   if (error != cudaSuccess) return error;
-  std::swap(matmul.weight.rows, matmul.weight.cols);  // as it is stored
+  std::swap(matmul.weight.rows, matmul.weight.cols);  // to the stored order
   const WeightView &weight = matmul.weight;
   const int max_m = kMatmulConfigs[config].tile_m;
   const StripPlan plan = plan_strips(weight.cols, weight.rows, kGradWarpsN, target.gpu);

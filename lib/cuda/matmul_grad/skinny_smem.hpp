@@ -6,7 +6,7 @@
 
 namespace nf4::cuda {
 
-constexpr int kGradWarpsN = 4;  // of a strip of 256 columns
+constexpr int kGradWarpsN = 4;  // warps along a strip of 256 columns
 constexpr int kGradWarpsK = strip_warps_k(kGradWarpsN);
 constexpr int kGradBlocksize = kStripWarpRows;  // a warp's columns have one scale a row
 

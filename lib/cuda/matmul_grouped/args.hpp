@@ -15,9 +15,9 @@ struct Groups {
   const int32_t *x_index;  // [rows], or NULL: the row of x is that of y
   const float *row_scale;  // [rows], or NULL
   int64_t bias_stride;
-  int64_t expert_rows;  // of the weight; skinny and wgmma kernels have at most 2^30
+  int64_t expert_rows;  // rows of an expert's weight; at most 2^30 for skinny and wgmma kernels
   int32_t experts;
-  int32_t rows;  // of y
+  int32_t rows;  // rows of y
 };
 
 // The arguments of mma kernels, which extend those of a product of one weight. The weight is the

@@ -52,7 +52,7 @@ Chunks mean_chunks(const GroupedProblemOf<W> &problem, const ExpertsCost &cost) 
 // tokens of Qwen3's experts, and kept so that choices stay.
 template <class W>
 double gather_cycles(const GroupedProblemOf<W> &problem, const GpuFacts &gpu) {
-  constexpr double kLaunchCycles = 4000, kBytesPerCycle = 20;  // of a multiprocessor
+  constexpr double kLaunchCycles = 4000, kBytesPerCycle = 20;  // bytes: one multiprocessor's
   return kLaunchCycles + static_cast<double>(problem.m * problem.x_columns() * 4) /
                              (kBytesPerCycle * gpu.multiprocessors);
 }

@@ -33,7 +33,7 @@ MatmulProblemOf<W> two_rows(const GroupedProblemOf<W> &problem, const W &weight)
   return two;
 }
 
-constexpr int64_t kMaxMapRows = int64_t{1} << 30;  // of a tensor map
+constexpr int64_t kMaxMapRows = int64_t{1} << 30;  // the rows of a tensor map
 
 // The cost of a CTA tile: cycles of its multiprocessor for `columns` columns, cycles for each row
 // of x that these are multiplied with, and cycles beside them. Fitted by hand to times of forced

@@ -8,7 +8,7 @@ namespace nf4::cuda {
 
 template <class W>
 int64_t gathered_bytes(const GroupedProblemOf<W> &problem, int64_t few, int whole) {
-  constexpr int64_t kMostCols = int64_t{1} << 22;  // that the wgmma kernels take
+  constexpr int64_t kMostCols = int64_t{1} << 22;  // the wgmma kernels' limit
   const int64_t cols = problem.x_columns();
   if (problem.empty() || problem.x_index == nullptr || problem.dtype == NF4_DTYPE_FP32 ||
       cols % whole != 0 || cols > kMostCols || problem.m <= few * problem.experts)

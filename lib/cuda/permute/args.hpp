@@ -8,7 +8,7 @@
 namespace nf4::cuda {
 
 constexpr int kPermuteThreads = 256;
-constexpr int kPermuteColumns = 8;  // that a thread processes at a time: a 16-byte vector
+constexpr int kPermuteColumns = 8;  // columns of a thread at a time: a 16-byte vector
 constexpr int kPermuteRowsThreads = 512;
 constexpr int kPermuteVectors = 4;  // the most that a thread of permute_x_rows has
 // The rows that permute_x_rows has in shared memory: 3, or 1 if 3 do not fit.

@@ -153,7 +153,7 @@ bool is_capturing(cudaStream_t stream) {
 
 nf4_status locate(const Operands *const *products, int count, cudaStream_t stream, Device &device) {
   int devices = 0;
-  cudaError_t error = count_devices(devices);  // which initialises CUDA
+  cudaError_t error = count_devices(devices);  // initialises CUDA
   if (error != cudaSuccess) return fail_cuda(error, "cudaGetDeviceCount");
   Located found;
   for (int i = 0; i < count; ++i)

@@ -7,7 +7,7 @@
 
 namespace nf4::cuda {
 
-constexpr int kSignatures = 4;  // of a launch: values that its flags may have
+constexpr int kSignatures = 4;  // values that the flags of a launch may have
 
 // The first value of this launch's flags, which no other launch of the process uses. Uninitialized
 // memory holds other values.

@@ -15,7 +15,7 @@ DriverFunction<decltype(&cuTensorMapEncodeTiled)> encode_tiled("cuTensorMapEncod
 struct Boxes {
   CUtensorMapDataType type;
   int64_t row_elements;
-  int box_elements;  // of a row
+  int box_elements;  // elements of a row in a box
   int box_rows;
   CUtensorMapSwizzle swizzle;
 };

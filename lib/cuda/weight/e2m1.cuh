@@ -105,7 +105,7 @@ class GlobalScales {
 
  private:
   const WeightView &weight_;
-  uint32_t rows_;  // that share a scale
+  uint32_t rows_;  // rows that share a scale
 };
 
 }  // namespace

@@ -31,7 +31,7 @@ struct WeightView {
   int32_t format_row;  // row of kFormats
   int32_t blocksize_log2;
   int32_t nested_blocksize_log2;  // -1 unless nested
-  ScaleBytes scale_bytes;         // what absmax has in MXFP4 and NVFP4
+  ScaleBytes scale_bytes;         // kNone unless MXFP4 or NVFP4
   bool global_divides;            // the global scales, those of NVFP4, divide
   int64_t global_blocks;          // blocks that share a global scale; 0 if there is none
 };

@@ -26,7 +26,7 @@ class CodebookSource {
 
   // kVectorK columns of a stored row: the codes, and the scales of the first and the last block.
   struct Registers {
-    uint32_t words[kVectorK / 8];  // as they are stored
+    uint32_t words[kVectorK / 8];  // the codes as stored
     typename Scales::Fetched first_scale, last_scale;
     int count;           // columns that are in the matrix
     int in_first_block;  // columns that are in the first block

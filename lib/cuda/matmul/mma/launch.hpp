@@ -24,7 +24,7 @@ struct Int4FewArgs {
 
 inline cudaError_t launch_mma_few(const MatmulTarget &target, const void *kernel,
                                   const Int4MatmulArgs &args) {
-  constexpr int kMinKTiles = 4;  // of a CTA
+  constexpr int kMinKTiles = 4;  // the least that a CTA gets
   const int64_t n_tiles = ceil_divide(args.weight.rows, kMmaTileN);
   const int64_t k_tiles = ceil_divide(args.weight.cols, kMmaTileK);
   // Two CTAs a multiprocessor less an eighth, as clusters do not fill all of them: a second wave

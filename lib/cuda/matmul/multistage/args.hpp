@@ -14,7 +14,7 @@ template <class Matmul>
 struct MultistageArgsOf {
   Matmul matmul;
   TileSchedule schedule;
-  uint64_t *flags;     // of each CTA: the signature, once its partial sums are stored
+  uint64_t *flags;     // one a CTA: the signature, once its partial sums are stored
   uint64_t signature;  // this launch's own
   float *partials;     // partial sums that CTAs store for others
   bool y_vectors;      // four neighbours in y may be stored at once

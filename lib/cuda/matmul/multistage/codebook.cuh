@@ -178,9 +178,9 @@ class RowScales {
   const float *const table_;
   int64_t first_;  // element of the row
   int k_tile_;
-  float own_;        // of the K-tile
-  float2 scales_;    // of the present two K-tiles
-  float2 absmax_{};  // of the next two: what finish() needs
+  float own_;        // the scale of the K-tile
+  float2 scales_;    // the present two K-tiles
+  float2 absmax_{};  // the next two, for finish()
   uint32_t codes_ = 0;
 };
 

@@ -66,7 +66,7 @@ class RowScaleBytes {
   }
 
   const uint32_t *const table_;
-  const int log2_;  // of the blocksize: 4 or 5
+  const int log2_;  // log2 of the blocksize: 4 or 5
   int left_;        // K-tiles to load
   const uint32_t byte_;
   const uint8_t *from_;

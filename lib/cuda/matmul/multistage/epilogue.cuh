@@ -113,8 +113,8 @@ struct YTile {
   int64_t stride;
   int64_t rows;
   int64_t columns;
-  const T *bias;           // of its first column; or NULL
-  const float *row_scale;  // of its first row; or NULL
+  const T *bias;           // starts at its first column; or NULL
+  const float *row_scale;  // starts at its first row; or NULL
   bool vectors;            // four neighbours in y may be stored at once
 };
 

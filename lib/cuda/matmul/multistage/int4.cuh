@@ -98,9 +98,9 @@ class GroupScales {
   const uint16_t *scales_;
   const uint32_t *zeros_;
   int zero_shift_;
-  int groups_;          // that are not loaded
+  int groups_;          // groups that are not loaded yet
   int left_;            // K-tiles of the present group
-  uint16_t scale_ = 0;  // of the next group, as they are stored
+  uint16_t scale_ = 0;  // the next group's, like zero_, as stored
   uint32_t zero_ = 0;
   Int4Scale present_;
 };

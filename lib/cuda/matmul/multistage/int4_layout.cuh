@@ -177,7 +177,7 @@ struct MultistageAwq {
   static constexpr int kColumnBytes = kMultistageTileN / 2;
 
   struct Words {
-    uint32_t of[2][4];  // of eight columns, two each
+    uint32_t of[2][4];  // eight columns, two in each element
   };
   class Stages : public ColumnLoader {
    public:

@@ -25,7 +25,7 @@ struct Int4MultistageKernels {
 
 // For the gradient; args: MultistageArgs.
 struct GradMultistageKernels {
-  const void *of[2][kMultistageCount];  // as above, without MXFP4 and NVFP4
+  const void *of[2][kMultistageCount];  // indexed as above, without MXFP4 and NVFP4
 
   template <class Arch>
   static GradMultistageKernels make();

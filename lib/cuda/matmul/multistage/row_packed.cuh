@@ -11,7 +11,7 @@
 namespace nf4::cuda {
 namespace {
 
-constexpr int kPackedRowBytes = kMultistageTileK / 2;  // of a K-tile
+constexpr int kPackedRowBytes = kMultistageTileK / 2;  // one row of a K-tile
 
 // The codes of a lane's four rows, 4g to 4g + 3 of its warp: two words of eight columns each.
 struct RowPackedWords {
@@ -93,7 +93,7 @@ class RowPackedRegisters {
 
   const int64_t row_bytes_;
   const uint8_t *from_;
-  int last_;  // of the rows
+  int last_;  // the last row that is loaded
   RowPackedWords next_;
 };
 

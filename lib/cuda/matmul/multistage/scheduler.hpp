@@ -19,7 +19,7 @@ struct TileSchedule {
   int n_tiles;
   int m_tiles;
   int raster_group;  // tiles of x that each row of tiles of the weight meets before the next row
-  int k_tiles;       // of a tile
+  int k_tiles;       // K-tiles of one tile
   int part_cost;
   int shared_tiles;
   int cta_k_tiles;

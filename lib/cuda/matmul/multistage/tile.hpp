@@ -16,8 +16,8 @@ constexpr int kMultistageThreads = 32 * kMultistageWarps;
 constexpr int kMultistageTileN = kMultistageWarpN * kMultistageWarps;
 // Rows of x between those that a thread copies, 16 of the 128 bytes of each.
 constexpr int kMultistageXRowStep = kMultistageThreads / 8;
-constexpr int kMultistageMinKTiles = 8;  // of a CTA, where CTAs share tiles
-constexpr int kMaxTileCtas = 32;         // that share a tile by split-K
+constexpr int kMultistageMinKTiles = 8;  // least for a CTA, where CTAs share tiles
+constexpr int kMaxTileCtas = 32;         // most CTAs that share a tile by split-K
 
 // Shared memory, in bytes: the tables of a kind of weight, the stages of x, and the stages of the
 // weight. A warp has the words of a K-tile in registers before it multiplies it, so that a stage of

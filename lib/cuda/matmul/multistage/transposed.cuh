@@ -128,10 +128,10 @@ class ColumnScales {
   const MultistageArgs &args_;
   float *const table_;
   int left_;             // K-tiles to load
-  int block_;            // of the next one
+  int block_;            // the block of the next K-tile
   bool second_ = false;  // the next K-tile is the second of its two
-  float2 scales_;        // of the present two K-tiles
-  float2 absmax_{};      // of the next two: what finish() needs
+  float2 scales_;        // the present two K-tiles
+  float2 absmax_{};      // the next two, for finish()
   uint32_t codes_[2] = {};
 };
 

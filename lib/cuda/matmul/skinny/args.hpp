@@ -23,7 +23,7 @@ struct SkinnyWork {
   // A CTA has cta_units units of rows; the first big_ctas CTAs have one more.
   int cta_units;
   int big_ctas;
-  int prefetch_bytes;  // of a CTA's rows, prefetched into L2 at once
+  int prefetch_bytes;  // bytes of a CTA's rows that are prefetched into L2 at once
   int k_tiles;         // warp tiles in a row of them
   // There are k_warps warps along K by n_warps along N. A warp takes every n_warps-th row of tiles.
   int k_warps;

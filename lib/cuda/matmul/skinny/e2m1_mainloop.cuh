@@ -44,7 +44,7 @@ struct E2m1MmaM2 : WarpMmaM2<T, Arch>, E2m1Mma {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint4 w = this->words(tile, i, 0), w8 = this->words(tile, i, 1);
-      float d[2][1][4] = {};  // of 16 columns each
+      float d[2][1][4] = {};  // sums over 16 columns each
       mma_word<T, Arch>(lut, w.x, w8.x, this->x, i * 16, d[0]);
       mma_word<T, Arch>(lut, w.y, w8.y, this->x, i * 16 + 4, d[0]);
       mma_word<T, Arch>(lut, w.z, w8.z, this->x, i * 16 + 8, d[1]);

@@ -13,7 +13,7 @@ struct TileScaleBytes {
   const uint8_t *row;
   const uint8_t *row8;
   ScaleBytes kind;
-  bool small_blocks;  // of 16 columns, not 32
+  bool small_blocks;  // blocks have 16 columns, not 32
 
   // Finds the bytes of each 16 of the kScaleK columns of thread_in_group.
   __device__ __forceinline__ void of_columns(int thread_in_group, uint32_t (&bytes)[4]) const {

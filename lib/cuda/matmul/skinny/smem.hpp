@@ -15,17 +15,17 @@ constexpr int kWarpTileK = 256;
 constexpr int kWarpTileN = 16;
 constexpr int kScaleK = kWarpTileK / 4;  // columns that share a scale
 constexpr int kStageBytes = kWarpTileN * kWarpTileK / 2;
-constexpr int64_t kSkinnyElementsMax = int64_t{1} << 30;  // of a CTA, for 32-bit offsets
+constexpr int64_t kSkinnyElementsMax = int64_t{1} << 30;  // a CTA's, for 32-bit offsets
 
 constexpr int kInt4Unit = 8;  // rows of a word of zero points
 
 // How the CTA of a skinny kernel is organized.
 struct SkinnyLayout {
   int warps;
-  int stages;         // of a warp's pipeline
+  int stages;         // stages of a warp's pipeline
   int m2_tma_stages;  // the same up to 2 rows of x where TMA copies
   int lut_bytes;
-  int stage_bytes;  // of shared memory; 0 where stages are registers
+  int stage_bytes;  // in shared memory; 0 where stages are registers
   int64_t room;     // the least shared memory of a CTA, in bytes
 };
 
@@ -74,7 +74,7 @@ constexpr SkinnyLayout skinny_layout(nf4_dtype dtype, int max_m, const Facts &gp
 // warp's pipeline stages, the mbarriers of the stages and of the scales; then, for each row of warp
 // tiles in a group, a partial sum of each output from each warp. The scales follow.
 struct SkinnySmem {
-  int stages;  // of a warp's pipeline
+  int stages;  // stages of a warp's pipeline
   int pipeline;
   int barriers;
   int scale_barrier;

@@ -31,7 +31,7 @@ constexpr bool takes_strips(nf4_int4_layout layout, int max_m, bool tensor_maps)
 // CTA's own warps take the place of the stages.
 struct StripSmem {
   int stages;
-  int weight_bytes;  // of a stage, before x
+  int weight_bytes;  // bytes of a stage before x
   int stage_bytes;
   int barriers;
   int partials_of;  // floats, of a pipeline

@@ -34,10 +34,10 @@ struct WgmmaArgsOf {
   // a CTA has stream_k_cta_k_tiles of them, and one more if it is among the first
   // stream_k_big_ctas.
   int stream_k_tiles;  // 0 in other kernels, and with split-K
-  int k_tiles;         // of a tile
+  int k_tiles;         // K-tiles of one tile
   int stream_k_cta_k_tiles;
   int stream_k_big_ctas;
-  uint64_t *flags;     // of each CTA and warp: the signature, once its partial sums are stored
+  uint64_t *flags;     // one a CTA and warp: the signature, once its partial sums are stored
   uint64_t signature;  // this launch's own
   float4 *partials;    // partial sums that CTAs store for others
   bool scale_vectors;  // scales may be loaded several steps at once (scale_loader.cuh)
@@ -46,10 +46,10 @@ struct WgmmaArgsOf {
 
 // An adapter: k_tiles more for each tile, of a K-step each.
 struct WgmmaLora {
-  TensorMap product_map;  // of scale * x A^T: boxes of a K-step's bytes, half of which are read
-  TensorMap out_map;      // of B, or in the gradient of A^T: boxes of kLoraTileK ranks
+  TensorMap product_map;  // scale * x A^T: boxes of a K-step's bytes, half of which are read
+  TensorMap out_map;      // B, in the gradient A^T: boxes of kLoraTileK ranks
   int k_tiles;
-  int k_steps;  // of 16 ranks
+  int k_steps;  // steps of 16 ranks
 };
 
 struct WgmmaArgs : WgmmaArgsOf<WeightView, LutCodebook> {

@@ -65,7 +65,7 @@ class E2m1Decode {
 // T is the type of x.
 template <class T, bool Lora>
 struct E2m1Kind : CodebookKind<Lora> {
-  using Scale = uint2;  // of the four wgmmas of a step, in T
+  using Scale = uint2;  // four numbers of T, one for each wgmma of a step
   template <int TileN>
   using Layout = E2m1Packed;
   static constexpr ScaleOn scale_on(ScaleOn) { return ScaleOn::kWeights; }

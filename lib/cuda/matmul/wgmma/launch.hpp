@@ -13,7 +13,7 @@ namespace nf4::cuda {
 struct WgmmaKernel {
   int threads;
   int smem_bytes;
-  int x_box_rows;          // of a TMA box of x
+  int x_box_rows;          // rows of a TMA box of x
   const void *kernels[2];  // fp16, bf16; args: WgmmaArgs or Int4WgmmaArgs
   const void *lora[2];     // the same for products with an adapter
 };

@@ -10,7 +10,7 @@ namespace nf4::cuda {
 
 constexpr int kStepK = 64;                   // a K-step: columns that are multiplied at once
 constexpr int kTileK = 2 * kStepK;           // a K-tile: columns of the weight loaded together
-constexpr int kWgmmaSmemBytes = 227 * 1024;  // what Hopper has
+constexpr int kWgmmaSmemBytes = 227 * 1024;  // Hopper's limit for a CTA
 constexpr int kMaxStages = 8;
 constexpr int kLoraTileK = 32;  // ranks of an adapter in the place of a K-tile: as many bytes
 
@@ -47,7 +47,7 @@ struct CtaTile {
   static constexpr ScaleOn kScaleOn = Kind::scale_on(kConfig.scale_on);
   static constexpr bool kSplitK = Kind::kSplitK && has_split_k(Config);
   using Layout = typename Kind::template Layout<kTileN>;
-  using Accumulators = float[kTileM / 2];  // of a thread
+  using Accumulators = float[kTileM / 2];  // one thread's share
   static constexpr FewerRows kFewerRows = fewer_rows(kTileM, kTileN, kScaleOn);
   // TMA boxes of x: a box has 256 rows at most.
   static constexpr int kXBoxes = kTileM > 256 ? 2 : 1;
