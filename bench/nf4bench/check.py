@@ -6,19 +6,10 @@ from collections.abc import Callable
 
 import nf4
 import torch
+from nf4.tuning.bits import differing
 
 from nf4bench.errors import WrongResult
 from nf4bench.weights import Weight
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-
-
-def differing(a: torch.Tensor, b: torch.Tensor) -> int:
-    """How many elements differ in any bit. ValueError for tensors that are not alike."""
-    if (a.shape, a.dtype) != (b.shape, b.dtype):
-        raise ValueError(f"{tuple(a.shape)} of {a.dtype} and {tuple(b.shape)} of {b.dtype}")
-    bits = _BITS[a.element_size()]
-    return int((a.contiguous().view(bits) != b.contiguous().view(bits)).sum())
 
 
 def require_equal(what: str, expected: torch.Tensor, got: torch.Tensor) -> None:

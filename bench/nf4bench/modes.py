@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nf4.tuning import api, summary
+from nf4.tuning import report as reports
+
 from nf4bench import (
     cases,
     challenge,
@@ -29,6 +32,7 @@ from nf4bench import (
     training_cases,
 )  # fmt: skip
 from nf4bench.device import Gpu
+from nf4bench.errors import WrongResult
 from nf4bench.library import Library
 from nf4bench.options import Options
 from nf4bench.rows import Bench, Report
@@ -102,11 +106,23 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def _reported(options: Options, tell: Report) -> dict[str, Any]:
+    """Returns the report. Raises WrongResult where its figures are not to be relied on."""
+    made = api.write_report(options.report)
+    tell("\n".join(summary.lines(made)))
+    doubts = reports.doubts(made)
+    if doubts:
+        raise WrongResult("; ".join(doubts))
+    return made
+
+
 def run(options: Options, report: Report = say) -> dict[str, Any]:
     """The figures of options.mode. Raises LibraryMissing, and WrongResult before a case is
     timed."""
     if options.mode == "distributed":  # whose processes have a GPU each
         return distributed.run(report)
+    if options.mode == "report":
+        return _reported(options, report)
     if options.mode == "families":  # whose processes have a build each
         return families.run(options.build.parent)
     return PROGRAMS[options.mode](bench(options), options, report)

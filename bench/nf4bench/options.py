@@ -25,6 +25,8 @@ ITERATIONS = 1000  # of the challenge, as its authors have it
 Shape = tuple[int, int]
 
 
+# The programs that are given a path.
+PATHS = {"report": "FILE", "before": "DIR"}
 # The programs of the bench, all on a GPU and some on the CPU: help, and the options that mean
 # something to them, beside --json, --build and --device. "" has the rows.
 MODES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -46,6 +48,7 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     "experts": ("mixture of experts beside dense bf16 and peers", ("quick", "replays", "plots")),
     "families": ("the kernels of an A100, RTX cards and a T4 on this GPU, beside bitsandbytes", ()),
     "distributed": ("two GPUs: a QLoRA step under FSDP2, a token under tensor parallelism", ()),
+    "report": ("writes a report of this GPU to FILE, as `nf4 bench FILE` does", ()),
     "before": (
         "this checkout beside the one in DIR, both already built: dequantize, quantize, matmul, "
         "models and host overhead in turns. Exits with 1 where a product is over 3 %% slower",
@@ -74,6 +77,7 @@ class Options:
     plots: Path | None = None
     build: Path = field(default=ROOT / "build")
     before: Path | None = None
+    report: Path | None = None
 
 
 def shape(text: str) -> Shape:
@@ -118,7 +122,8 @@ def parser() -> argparse.ArgumentParser:
     )
     modes = made.add_mutually_exclusive_group()
     for name, (text, _) in list(MODES.items())[1:]:
-        how = {"type": Path, "metavar": "DIR"} if name == "before" else {"action": "store_true"}
+        path = {"type": Path, "metavar": PATHS.get(name)}
+        how = path if name in PATHS else {"action": "store_true"}
         modes.add_argument(f"--{name}", help=text if name in CPU_MODES else f"{text} (GPU)", **how)
     which, add = made.add_mutually_exclusive_group(), made.add_argument
     which.add_argument("--shapes", type=_shapes, help="ROWSxCOLS,... instead of LLaMA's")
@@ -140,7 +145,9 @@ def _contradiction(options: Options) -> str | None:
     for name in OPTIONS:
         if getattr(options, name) not in (None, False) and name not in MODES[options.mode][1]:
             return f"--{name} means nothing {f'to --{options.mode}' if options.mode else 'here'}"
-    for name, folder in (("json", options.json and options.json.parent), ("plots", options.plots)):
+    files = {name: getattr(options, name) for name in ("json", "report")}
+    folders = {name: file.parent for name, file in files.items() if file is not None}
+    for name, folder in (*folders.items(), ("plots", options.plots)):
         if folder is not None and not folder.is_dir():
             return f"--{name}: there is no folder {folder}"
     return None
@@ -170,7 +177,7 @@ def parse(arguments: Sequence[str]) -> Options:
     values = vars(made.parse_args(arguments))
     modes = {name: values.pop(name.replace("-", "_")) for name in list(MODES)[1:]}
     mode = "".join(name for name, given in modes.items() if given)
-    options = Options(mode=mode, before=modes["before"], **values)
+    options = Options(mode=mode, **{name: modes[name] for name in PATHS}, **values)
     device = options.device
     problem = _contradiction(options) or (device != "auto" and _contradiction_on(options, device))
     if problem:

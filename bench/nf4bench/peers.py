@@ -17,6 +17,7 @@ from typing import Any
 
 import nf4
 import torch
+from nf4.tuning.peers import quant_state
 
 from nf4bench.cases import Case
 from nf4bench.options import PEERS
@@ -87,18 +88,7 @@ class Bitsandbytes(Peer):
 
     def state(self, weight: Weight) -> Any:
         """Our bytes as bitsandbytes' QuantState."""
-        case, q = weight.case, weight.quantized
-        inner = None
-        if case.nested:
-            inner = self._functional.QuantState(
-                absmax=q.nested_absmax, blocksize=case.nested_blocksize, code=q.nested_code,
-                dtype=torch.float32,
-            )  # fmt: skip
-        return self._functional.QuantState(
-            absmax=q.absmax, shape=torch.Size(case.shape), dtype=DTYPES[case.dtype],
-            blocksize=case.blocksize, code=weight.codebook, quant_type=case.format,
-            offset=q.nested_offset.view(()) if case.nested else None, state2=inner,
-        )  # fmt: skip
+        return quant_state(weight.quantized, DTYPES[weight.case.dtype])
 
     def prepare(self, weight: Weight, variant: int) -> Call:
         packed, state = weight.quantized.packed.view(-1, 1), self.state(weight)

@@ -9,11 +9,11 @@ import hashlib
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from nf4 import _abi
 
@@ -97,10 +97,19 @@ def store(text: str) -> Path:
     """Replaces the file of the GPU that the text is of, whole or not at all. Raises OSError."""
     path = path_of(text.splitlines()[1])
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".costs-")
+    with replacing(path) as file:
+        file.write(text)
+    return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """Yields a new file that takes the place of `path` once the caller has written all of it. Any
+    exception leaves what was there. Raises OSError."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -108,7 +117,6 @@ def store(text: str) -> Path:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    return path
 
 
 def paths() -> list[Path]:

@@ -32,6 +32,7 @@ def test_what_is_taken(tmp_path: Path) -> None:
         "--challenge --iterations 1": Options("challenge", iterations=1),
         "--matmul-sweep --quick": Options("matmul-sweep", quick=True),
         "--before other --quick": Options("before", quick=True, before=Path("other")),
+        f"--report {shlex.quote(str(file))}": Options("report", report=file),
     }
     for arguments, found in taken.items():
         assert options.parse(shlex.split(arguments)) == found, arguments
@@ -54,6 +55,8 @@ REFUSED = {
     "--before other --models": "not allowed with",
     "--before other --replays 5": "--replays means nothing to --before",
     "--before other --device cpu": "--before needs a GPU",
+    "--report none/x.json": "--report: there is no folder none",
+    "--report x.json --quick": "--quick means nothing to --report",
     "--quick --shapes 64x64": "not allowed with",
     "--challenge --quick": "--quick means nothing to --challenge",
     "--call --shapes 64x64": "--shapes means nothing to --call",
@@ -214,6 +217,21 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nf4, "device_info", device(None))
     monkeypatch.setitem(sys.modules, "torch", None)
     assert program.no_gpu().startswith("torch is needed on the GPU: ")
+
+
+def test_a_report_is_that_of_nf4_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    modes = importlib.import_module("nf4bench.modes")
+    monkeypatch.setattr(modes.api, "write_report", lambda path: {"path": path})
+    monkeypatch.setattr(modes.summary, "lines", lambda made: ["a GPU", "41 s"])
+    monkeypatch.setattr(modes.reports, "doubts", lambda made: [])
+    asked = Options("report", report=tmp_path / "x.json")
+    assert modes.run(asked) == {"path": asked.report}
+    assert capsys.readouterr().out == "a GPU\n41 s\n"
+    monkeypatch.setattr(modes.reports, "doubts", lambda made: ["3 of 4 differ"])
+    with pytest.raises(modes.WrongResult, match="3 of 4 differ"):
+        modes.run(asked)
 
 
 @pytest.mark.parametrize("within", [True, False])

@@ -363,9 +363,9 @@ def test_every_step_is_counted(monkeypatch, folder):
     monkeypatch.setattr(tune, "Weights", Copies)
     steps = []
     tuner = FakeTuner()
-    tuner._advance = steps.append
+    tuner.advance = steps.append
     tuner.measured()
-    monkeypatch.setattr(tune.Tuner, "_chosen", lambda *_: 1.0)
+    monkeypatch.setattr(tune.Tuner, "chosen", lambda *_: 1.0)
     checks = tuner.checked([])
     assert len(steps) == tune.steps() and len(checks) >= 40
     assert not {each.shape for each in checks} & set(tune.SHAPES)
@@ -391,7 +391,7 @@ def test_both_ways_are_the_same_product(name, monkeypatch):
     for way in ways:
         assert len(way) == 2
         way[0]()
-        y = weights._operands("bf16")[1]
+        y = weights.operands("bf16")[1]
         found.append(y[: 3 * (256 if product.gradient else 128)].double())
         y.fill_(float("nan"))
     assert torch.allclose(*found, rtol=0.03, atol=0.03)

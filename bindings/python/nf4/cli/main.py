@@ -15,7 +15,7 @@ from types import FrameType
 import nf4
 from nf4 import _interrupt
 from nf4.checkpoint.errors import FormatError, OptionError, OutputRefused, printable
-from nf4.cli import compare, convert, dequantize, doctor, inspect, quantize, tune, verify
+from nf4.cli import bench, compare, convert, dequantize, doctor, inspect, quantize, tune, verify
 from nf4.cli.console import (
     HelpFormatter,
     Parser,
@@ -30,7 +30,7 @@ from nf4.cli.console import (
 from nf4.cli.exits import EPILOG, Exit
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_COMMANDS = (quantize, dequantize, convert, inspect, compare, verify, doctor, tune)
+_COMMANDS = (quantize, dequantize, convert, inspect, compare, verify, doctor, tune, bench)
 
 
 class Terminated(BaseException):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ def tune(device: int = 0, *, advance: Callable[[str], None] | None = None) -> Tu
     Raises nf4.Error without PyTorch and during the capture of a CUDA graph, NoDevice without a
     usable GPU, and OSError if the file cannot be written.
     """
-    gpu, tuning = _require_free(device), _tuning()
+    gpu, tuning = _require_free(device), _module("tune")
     # A folder that cannot be written to is found before the minute.
     _costs.path_of(_costs.gpu_line(gpu)).parent.mkdir(parents=True, exist_ok=True)
     found = tuning.measure(gpu, advance or (lambda name: None))
@@ -57,18 +59,57 @@ def tune(device: int = 0, *, advance: Callable[[str], None] | None = None) -> Tu
     return dataclasses.replace(found, path=path)
 
 
-def _tuning() -> Any:
-    from nf4.tuning import tune as module  # imports PyTorch
+def report(device: int = 0, *, advance: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Measures a report of a GPU (nf4.tuning.report). It stores no costs.
 
+    device   the index of a GPU
+    advance  is called with a name at each of report_steps() steps
+
+    Raises nf4.Error and NoDevice as nf4.tune does.
+    """
+    gpu = _require_free(device)
+    return _module("bench").measure(gpu, advance or (lambda name: None))
+
+
+def write_report(
+    path: Path, device: int = 0, *, advance: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Measures a report, writes it to a file, whole or not at all, and returns it. A file that is
+    there is replaced. Raises what `report` raises, and OSError."""
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "it is no regular file", str(path))
+    # A folder that cannot be written to is found before the measurement.
+    with _costs.replacing(path) as file:
+        document = report(device, advance=advance)
+        json.dump(document, file, separators=(",", ":"), allow_nan=False)
+        file.write("\n")
+    return document
+
+
+def _module(name: str) -> Any:
+    """Returns a module that imports PyTorch."""
+    if name == "bench":
+        from nf4.tuning import bench as module
+    else:
+        from nf4.tuning import tune as module
     return module
+
+
+def _steps(name: str) -> int:
+    try:
+        return _module(name).steps()
+    except ImportError:  # which _require_free names
+        return 0
 
 
 def steps() -> int:
     """Returns how often nf4.tune calls `advance`."""
-    try:
-        return _tuning().steps()
-    except ImportError:  # which nf4.tune names
-        return 0
+    return _steps("tune")
+
+
+def report_steps() -> int:
+    """Returns how often `report` calls `advance`."""
+    return _steps("bench")
 
 
 def _refusal(found: Tuning, widest: float) -> str:

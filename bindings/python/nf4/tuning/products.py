@@ -48,6 +48,12 @@ PRODUCTS = (
 )
 
 
+def copies_beyond_cache(nbytes: int, device: torch.device) -> int:
+    """Returns how many weights of this size exceed the L2 cache twice: 2 to 256."""
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return min(256, max(2, -(-2 * cache // nbytes)))
+
+
 class Weights:
     """Copies of a weight that together exceed the L2 cache, so that none is there in its turn."""
 
@@ -59,13 +65,12 @@ class Weights:
             if kind == "nf4"
             else quantize_int4(dense, layout=kind, group_size=GROUP_SIZE)
         )
-        cache = torch.cuda.get_device_properties(device).L2_cache_size
-        count = max(2, -(-2 * cache // (shape[0] * shape[1] // 2)))
-        self.copies = [first, *(_copied(first) for _ in range(min(count, 256) - 1))]
+        count = copies_beyond_cache(shape[0] * shape[1] // 2, device)
+        self.copies = [first, *(_copied(first) for _ in range(count - 1))]
         self._rows = most_rows
         self._buffers: dict[str, tuple[Tensor, ...]] = {}
 
-    def _operands(self, dtype: str) -> tuple[Tensor, ...]:
+    def operands(self, dtype: str) -> tuple[Tensor, ...]:
         """Returns x, y and a dense weight, each with room for the largest product, and an
         adapter."""
         if dtype not in self._buffers:
@@ -76,13 +81,19 @@ class Weights:
             self._buffers[dtype] = (make(most), make(most), make(self.shape), *adapter)
         return self._buffers[dtype]
 
+    def x_and_y(self, product: Product, dtype: str, m: int) -> tuple[Tensor, Tensor]:
+        """Returns x [m, columns] and y [m, outputs] of a product. Its rows of x are the first of
+        those with more rows."""
+        x, y, *_ = self.operands(dtype)
+        rows, cols = self.shape
+        columns, outputs = (rows, cols) if product.gradient else (cols, rows)
+        return x[: m * columns].view(m, columns), y[: m * outputs].view(m, outputs)
+
     def calls(self, product: Product, dtype: str, m: int) -> tuple[list[Call], list[Call]]:
         """Returns the calls of libnf4's function, and those of dequantize and a dense product, one
         for each copy."""
-        x, y, dense, a, b = self._operands(dtype)
-        rows, cols = self.shape
-        columns, outputs = (rows, cols) if product.gradient else (cols, rows)
-        x, y = x[: m * columns].view(m, columns), y[: m * outputs].view(m, outputs)
+        *_, dense, a, b = self.operands(dtype)
+        x, y = self.x_and_y(product, dtype, m)
         lora = Lora(a, b, SCALE) if product.rank else None
         multiply = _matmul.matmul_grad if product.gradient else _matmul.matmul
         first = self.copies[0]

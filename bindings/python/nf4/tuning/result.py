@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,27 @@ class Check:
         return min(self.before, self.after, *self.us.values())
 
 
+def over_best(checks: Sequence[Check], which: str) -> tuple[float, float]:
+    """Returns the mean and the most by which the time "before" or "after" is over that of the best
+    strategy: (1.0, 1.0) if it is always the best."""
+    ratios = [getattr(check, which) / check.best for check in checks]
+    return (float(np.mean(ratios)), max(ratios)) if ratios else (1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Figure(Check):
+    """A product of a report.
+
+    peers   the times of bitsandbytes and of a product with a dense weight, where there are any
+    fused   whether libnf4's kernel runs, "before" and "after"
+    errors  the relative errors of y by strategy
+    """
+
+    peers: dict[str, float]
+    fused: dict[str, bool]
+    errors: dict[str, float]
+
+
 @dataclass(frozen=True)
 class Tuning:
     """What nf4.tune found.
@@ -50,7 +72,4 @@ class Tuning:
     reason: str = ""
 
     def over_best(self, which: str) -> tuple[float, float]:
-        """Returns the mean and the most by which the time "before" or "after" is over that of the
-        best strategy: (1.0, 1.0) if it is always the best."""
-        ratios = [getattr(check, which) / check.best for check in self.checks]
-        return (float(np.mean(ratios)), max(ratios)) if ratios else (1.0, 1.0)
+        return over_best(self.checks, which)

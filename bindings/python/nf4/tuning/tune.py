@@ -17,7 +17,7 @@ from nf4._load import library
 from nf4.errors import Error
 from nf4.info import Device, version
 from nf4.tuning import fit
-from nf4.tuning.fit import Key
+from nf4.tuning.fit import Key, Times
 from nf4.tuning.products import DENSE, DTYPES, PRODUCTS, STRATEGIES, Product, Weights, is_dense
 from nf4.tuning.result import Check, Tuning
 from nf4.tuning.timing import Timer
@@ -44,7 +44,7 @@ Advance = Callable[[str], None]
 
 
 @contextmanager
-def _costs_of(line: str, rows: Sequence[str]) -> Iterator[None]:
+def costs_of(line: str, rows: Sequence[str]) -> Iterator[None]:
     """Sets costs for this GPU alone, and the user's afterwards."""
     refused = _costs.set_costs(library(), _costs.text_of(line, rows, version()))
     if refused:
@@ -59,7 +59,7 @@ class Tuner:
     """Times products on one GPU."""
 
     def __init__(self, gpu: Device, advance: Advance) -> None:
-        self.line, self._gpu, self._advance = _costs.gpu_line(gpu), gpu, advance
+        self.line, self.gpu, self.advance = _costs.gpu_line(gpu), gpu, advance
         self.device, self.timer = torch.device("cuda", gpu.index), Timer()
         self._hopeless: set[Key] = set()
 
@@ -78,25 +78,34 @@ class Tuner:
         key = f"{product.name} {dtype}"
         for dense in (0, 2):
             rows = [f"{key} {strategy} 1 1 0 0 0", f"{key} {DENSE} 1 {dense} 0 0 0"]
-            with _costs_of(self.line, rows):
-                if is_dense(product, weights.copies[0], dtype, m, self._gpu.index) != (dense == 0):
-                    return []
+            if self.is_fused(product, dtype, weights, m, rows) != (dense != 0):
+                return []
         return rows
 
     def times(
-        self, product: Product, dtype: str, weights: Weights, m: int, first: bool = False
+        self,
+        product: Product,
+        dtype: str,
+        weights: Weights,
+        m: int,
+        *,
+        first: bool = False,
+        timed: Callable[[str], None] = lambda strategy: None,
     ) -> dict[str, float]:
-        """Returns the times of the strategies. `first` gives up those that are too slow."""
+        """Returns the times of the strategies. `first` gives up those that are too slow. `timed` is
+        called after each, when y is its result."""
         fused, dense = weights.calls(product, dtype, m)
         found = {DENSE: self.timer.microseconds(dense)}
+        timed(DENSE)
         for strategy in STRATEGIES:
             if Key(product.name, dtype, strategy, m) in self._hopeless:
                 continue
             rows = self._runs(product, dtype, strategy, weights, m)
             if not rows:
                 continue
-            with _costs_of(self.line, rows):
+            with costs_of(self.line, rows):
                 found[strategy] = self.timer.microseconds(fused)
+            timed(strategy)
         best = min(found.values())
         for strategy, us in found.items():
             if first and us > HOPELESS * best and strategy != DENSE:
@@ -106,10 +115,10 @@ class Tuner:
     def measured(self) -> dict[Key, dict[tuple[int, int], float]]:
         """Returns the times that costs are fitted to."""
         found: dict[Key, dict[tuple[int, int], float]] = defaultdict(dict)
-        for shape, kind in itertools.product(SHAPES, _kinds()):
+        for shape, kind in itertools.product(SHAPES, kinds()):
             weights = Weights(kind, shape, self.device, ROWS[-1])
-            for product, dtype, m in itertools.product(_of_kind(kind), DTYPES, ROWS):
-                self._advance(f"{product.name} {dtype}")
+            for product, dtype, m in itertools.product(of_kind(kind), DTYPES, ROWS):
+                self.advance(f"{product.name} {dtype}")
                 times = self.times(product, dtype, weights, m, first=shape == SHAPES[0])
                 for strategy, us in times.items():
                     found[Key(product.name, dtype, strategy, m)][shape] = us
@@ -118,25 +127,25 @@ class Tuner:
     def checked(self, rows: Sequence[str]) -> list[Check]:
         """Times products that were not fitted, with and without costs."""
         choose, checks = random.Random(50), []
-        for shape, kind in itertools.product(CHECKED_SHAPES, _kinds()):
+        for shape, kind in itertools.product(CHECKED_SHAPES, kinds()):
             weights = Weights(kind, shape, self.device, CHECKED_ROWS[-1])
             points = [
                 (product, choose.choice(list(DTYPES)), m)
                 for product, m in zip(
-                    itertools.cycle(_of_kind(kind)),
+                    itertools.cycle(of_kind(kind)),
                     choose.sample(CHECKED_ROWS, CHECKS_OF_A_WEIGHT),
                     strict=False,
                 )
             ]
             for product, dtype, m in points:
-                self._advance(f"checks {product.name}")
+                self.advance(f"checks {product.name}")
                 us = self.times(product, dtype, weights, m)
-                before = self._chosen(product, dtype, weights, m, [], us)
-                after = self._chosen(product, dtype, weights, m, rows, us)
+                before = self.chosen(product, dtype, weights, m, [], us)
+                after = self.chosen(product, dtype, weights, m, rows, us)
                 checks.append(Check(product.name, dtype, shape, m, us, before, after))
         return checks
 
-    def _chosen(
+    def chosen(
         self,
         product: Product,
         dtype: str,
@@ -146,25 +155,32 @@ class Tuner:
         us: dict[str, float],
     ) -> float:
         """Returns the time of what the library chooses with these costs."""
-        with _costs_of(self.line, rows):
-            if is_dense(product, weights.copies[0], dtype, m, self._gpu.index):
-                return us[DENSE]
+        if not self.is_fused(product, dtype, weights, m, rows):
+            return us[DENSE]
+        with costs_of(self.line, rows):
             return self.timer.microseconds(weights.calls(product, dtype, m)[0])
 
+    def is_fused(
+        self, product: Product, dtype: str, weights: Weights, m: int, rows: Sequence[str]
+    ) -> bool:
+        """Tells if the library's own kernel would run with these costs."""
+        with costs_of(self.line, rows):
+            return not is_dense(product, weights.copies[0], dtype, m, self.gpu.index)
 
-def _kinds() -> list[str]:
+
+def kinds() -> list[str]:
     return list(dict.fromkeys(product.kind for product in PRODUCTS))
 
 
-def _of_kind(kind: str) -> list[Product]:
+def of_kind(kind: str) -> list[Product]:
     return [product for product in PRODUCTS if product.kind == kind]
 
 
 def steps() -> int:
     """Returns how often `advance` is called."""
-    kinds = len(_kinds())
+    count = len(kinds())
     return len(SHAPES) * len(PRODUCTS) * len(DTYPES) * len(ROWS) + (
-        len(CHECKED_SHAPES) * kinds * CHECKS_OF_A_WEIGHT
+        len(CHECKED_SHAPES) * count * CHECKS_OF_A_WEIGHT
     )
 
 
@@ -176,16 +192,21 @@ def _slower(checks: Sequence[Check]) -> set[str]:
     return {name for name, each in ratios.items() if np.mean(each) > np.log(SLOWER)}
 
 
-def measure(gpu: Device, advance: Advance) -> Tuning:
-    """Returns what was found."""
+def tuned(tuner: Tuner) -> tuple[Tuning, Times]:
+    """Returns what was found, and the times that the costs are fitted to."""
     began = time.monotonic()
-    tuner = Tuner(gpu, advance)
-    with torch.cuda.device(gpu.index), torch.no_grad():
+    with torch.cuda.device(tuner.gpu.index), torch.no_grad():
         tuner.warm_up()
-        rows = fit.rows_of(tuner.measured())
+        times = tuner.measured()
+        rows = fit.rows_of(times)
         checks = tuner.checked(rows)
     kept = fit.without(rows, _slower(checks))
     products = list(dict.fromkeys(map(fit.product_of, kept)))
     seconds, spread = time.monotonic() - began, tuner.timer.spread
     text = _costs.text_of(tuner.line, kept, version())
-    return Tuning(gpu, seconds, spread, products, checks, text)
+    return Tuning(tuner.gpu, seconds, spread, products, checks, text), times
+
+
+def measure(gpu: Device, advance: Advance) -> Tuning:
+    """Returns what was found."""
+    return tuned(Tuner(gpu, advance))[0]

@@ -1,0 +1,48 @@
+"""nf4 bench: measures a report of a GPU to send."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from nf4.checkpoint.errors import printable
+from nf4.cli.console import add_command, positive_or_zero, print_json, show
+from nf4.cli.exits import Exit
+from nf4.tuning import api, report, summary
+
+_DESCRIPTION = """\
+Measure a report of a GPU and write it to FILE, one JSON document: facts of the GPU, versions, the
+costs that nf4 tune would store, times beside bitsandbytes (if it is installed) and a dense weight,
+and checks of bits and errors. It takes a minute or more, in which nothing else should use the GPU,
+and stores no costs. Needs PyTorch.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(commands, "bench", run, "measure a report of this GPU", _DESCRIPTION)
+    parser.add_argument("file", metavar="FILE", help="where the report goes; replaced if it exists")
+    parser.add_argument(
+        "--device", type=positive_or_zero, default=0, metavar="N", help="the GPU (default: 0)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    path = Path(args.file)
+    off = args.quiet or not sys.stderr.isatty()
+    with tqdm(total=api.report_steps(), desc="bench", disable=off, leave=False) as bar:
+
+        def advance(name: str) -> None:
+            bar.set_postfix_str(name, refresh=False)
+            bar.update()
+
+        document = api.write_report(path, args.device, advance=advance)
+    doubts = report.doubts(document)
+    if args.json:
+        print_json({"path": str(path), "doubts": doubts})
+    else:
+        show("\n".join(map(printable, [*summary.lines(document), f"written to {path}"])))
+    return Exit.FAULT if doubts else Exit.OK
