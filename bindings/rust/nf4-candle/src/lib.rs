@@ -15,6 +15,9 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
+//! The first layer on a GPU loads the costs that the user measured with `nf4 tune`
+//! ([`nf4::load_costs`]).
+//!
 //! The example `llama` generates from a checkpoint that transformers or `nf4 quantize` wrote.
 
 #[cfg(feature = "cuda")]

@@ -1,7 +1,6 @@
 //! The library and the machine: versions, tables, CPU and GPU.
 
 use std::ffi::{c_char, CStr};
-use std::ptr::null;
 use std::sync::OnceLock;
 
 use nf4_sys as sys;
@@ -137,27 +136,6 @@ pub struct DeviceInfo {
     /// True if libnf4's products were timed on GPUs of this kind. If not, the answers of
     /// [`Spec::matmul_path`](crate::Spec::matmul_path) are presumed.
     pub timed: bool,
-}
-
-/// Hands over how long kernels take on this machine's GPUs, in the form that `nf4_set_costs` of nf4.h
-/// describes; `nf4 tune` of the Python package writes it. `None` removes it. Answers such as
-/// [`Spec::matmul_path`](crate::Spec::matmul_path) and the choice of kernels follow these costs, so
-/// call it before the first product.
-///
-/// ```
-/// nf4::set_costs(Some(&format!("nf4-costs 1 {}\nend\n", nf4::version_string())))?;
-/// nf4::set_costs(None)?;
-/// # Ok::<(), nf4::Error>(())
-/// ```
-///
-/// # Errors
-/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for any other text, such as costs of
-/// another version of libnf4. The costs that were set before remain.
-pub fn set_costs(text: Option<&str>) -> Result<()> {
-    check_version()?;
-    let (address, bytes) = text.map_or((null(), 0), |text| (text.as_ptr().cast(), text.len()));
-    // SAFETY: the library reads so many bytes during the call alone.
-    check(unsafe { sys::nf4_set_costs(address, bytes) })
 }
 
 impl DeviceInfo {

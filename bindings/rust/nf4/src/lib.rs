@@ -52,6 +52,7 @@
 mod batch;
 #[cfg(feature = "safetensors")]
 pub mod checkpoint;
+mod costs;
 #[cfg(feature = "cudarc-core")]
 pub mod cuda;
 pub mod device;
@@ -78,6 +79,7 @@ pub use batch::{
     matmul_batch, matmul_batch_into, matmul_batch_workspace_bytes, matmul_joined_into, Product,
     ProductOf,
 };
+pub use costs::{load_costs, set_costs, set_costs_of, CostsFile};
 #[cfg(feature = "cudarc-core")]
 pub use cudarc;
 pub use error::{Error, Result};
@@ -91,7 +93,7 @@ pub use grouped::{
     GroupedOf,
 };
 pub use info::{
-    build_info, codebook, cpu_variant, device_info, scale_code, set_costs, version, version_string,
+    build_info, codebook, cpu_variant, device_info, scale_code, version, version_string,
     DeviceInfo, Version,
 };
 pub use int4::{

@@ -1,6 +1,6 @@
 //! What the library says of itself and of the machine.
 
-use nf4::{build_info, codebook, cpu_variant, device_info, scale_code, set_costs, Error, Format};
+use nf4::{build_info, codebook, cpu_variant, device_info, scale_code, Error, Format};
 
 #[test]
 fn versions_agree() {
@@ -57,14 +57,4 @@ fn no_device_has_a_negative_number() {
         Err(Error::InvalidArgument(_) | Error::NoCuda(_) | Error::NoDevice(_))
     );
     assert!(refused, "{status:?}");
-}
-
-#[test]
-fn costs_that_are_not_understood_are_refused() {
-    let refused = set_costs(Some("nf4-costs 1 0.0.0\nend\n"));
-    assert!(
-        matches!(refused, Err(Error::InvalidArgument(_))),
-        "{refused:?}"
-    );
-    assert_eq!(set_costs(None), Ok(()));
 }
