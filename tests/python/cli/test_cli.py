@@ -19,7 +19,7 @@ from nf4.checkpoint.dtypes import FLOATS
 from nf4.cli import main
 from nf4.cli.main import build_parser
 
-COMMANDS = ("quantize", "dequantize", "inspect", "verify", "doctor", "tune")
+COMMANDS = ("quantize", "dequantize", "inspect", "verify", "doctor", "tune", "bench")
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])

@@ -286,6 +286,7 @@ def test_products_that_costs_make_slower_have_none():
 
 def stand_in(monkeypatch, result):
     """Makes nf4.tune find this, on a GPU that there is not."""
+    monkeypatch.setattr(api, "_usable", lambda device: GPU)
     monkeypatch.setattr(api, "_require_free", lambda device: GPU)
     monkeypatch.setattr(tune, "measure", lambda gpu, advance: result)
 
@@ -294,6 +295,31 @@ def test_what_was_measured_is_stored(folder, monkeypatch):
     stand_in(monkeypatch, found([]))
     tuned = nf4.tune()
     assert tuned.path is not None and tuned.path.read_text() == text() and tuned.reason == ""
+
+
+def test_at_first_use_a_gpu_is_measured_once(folder, monkeypatch):
+    stand_in(monkeypatch, found([]))
+    assert nf4.tune(at_first_use=True).path is not None
+    monkeypatch.setattr(api, "_require_free", lambda device: pytest.fail("nothing is to measure"))
+    assert nf4.tune(at_first_use=True) is None
+    stand_in(monkeypatch, found([]))
+    (stored,) = folder.iterdir()
+    stored.write_text(text(version="0.0.0"))  # as an earlier version of the library left it
+    assert nf4.tune(at_first_use=True).path == stored and stored.read_text() == text()
+    assert nf4.tune().path == stored
+
+
+def test_during_a_capture_nothing_is_measured(folder, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(api, "_usable", lambda device: GPU)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(tune, "measure", lambda gpu, advance: pytest.fail("it must not measure"))
+    for measure in (nf4.tune, lambda: nf4.tune(at_first_use=True), api.report):
+        with pytest.raises(nf4.Error, match="captured"):
+            measure()
+    _costs.store(text())
+    assert nf4.tune(at_first_use=True) is None
 
 
 def test_times_that_vary_are_not_stored(folder, monkeypatch):

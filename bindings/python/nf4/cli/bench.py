@@ -15,10 +15,10 @@ from nf4.cli.exits import Exit
 from nf4.tuning import api, report, summary
 
 _DESCRIPTION = """\
-Measure a report of a GPU and write it to FILE, one JSON document: facts of the GPU, versions, the
+Measure a report of a GPU and write it to FILE as one JSON document: facts of the GPU, versions, the
 costs that nf4 tune would store, times beside bitsandbytes (if it is installed) and a dense weight,
-and checks of bits and errors. It takes a minute or more, in which nothing else should use the GPU,
-and stores no costs. Needs PyTorch.
+and checks of bits and errors. It takes about twice as long as nf4 tune. Nothing else should use the
+GPU meanwhile. No costs are stored. Needs PyTorch.
 """
 
 

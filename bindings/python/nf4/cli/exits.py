@@ -21,7 +21,7 @@ class Exit(enum.IntEnum):
 EPILOG = """exit codes:
   0    done; nothing is wrong
   1    verify: faults were found; doctor: the library cannot be used; tune: nothing
-       was stored
+       was stored; bench: bits or errors are wrong, or times vary too much
   2    wrong usage, or an option that does not fit the checkpoint
   3    the input breaks its format, or has files that are not read (links that leave
        the model folder, devices, too much beside the weights)

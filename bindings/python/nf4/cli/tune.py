@@ -18,10 +18,10 @@ from nf4.tuning import api
 from nf4.tuning.result import Tuning
 
 _DESCRIPTION = """\
-Measure how long libnf4's kernels and dequantize + a dense product take on a GPU, for a minute
-or two in which nothing else should use it, and store costs in the user's cache folder. Python
-programs that start afterwards choose by them. Results change by no more than the order of sums.
-Needs PyTorch.
+Measure how long libnf4's kernels and dequantize + a dense product take on a GPU, and store costs
+in the user's cache folder. It takes less than half a minute on an H200 and longer on slower GPUs,
+and nothing else should use the GPU meanwhile. Python programs that start afterwards choose by the
+costs. Results change by no more than the order of sums. Needs PyTorch.
 """
 
 

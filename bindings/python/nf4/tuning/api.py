@@ -7,7 +7,7 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from nf4 import _costs
 from nf4._load import library
@@ -16,30 +16,59 @@ from nf4.info import Device, device_info
 from nf4.tuning.result import Tuning
 
 
-def _require_free(device: int) -> Device:
-    """Returns a GPU that can be tuned now."""
+def _usable(device: int) -> Device:
     gpu = device_info(device)
     if not gpu.usable:
         raise NoDevice(f"device {device}: {gpu.reason}")
-    try:
-        import torch
-    except ImportError as error:
-        raise Error(f"nf4.tune times PyTorch's dense products, too: {error}") from error
-    if not torch.cuda.is_available():
-        raise NoDevice("this PyTorch finds no GPU")
-    if torch.cuda.is_current_stream_capturing():
-        raise Error("nf4.tune cannot run while a CUDA graph is captured")
     return gpu
 
 
-def tune(device: int = 0, *, advance: Callable[[str], None] | None = None) -> Tuning:
-    """Measures how long libnf4's kernels and a dense product of PyTorch take on a GPU, and stores
-    costs by which the library chooses from then on. It takes about a minute, and needs the GPU for
-    itself and 2 GB of its memory. Other programs read the costs when they start. In this one,
-    ways that were chosen before may stay. Results change by no more than the order of sums.
+def _require_free(device: int) -> Device:
+    """Returns a GPU that can be timed now."""
+    gpu = _usable(device)
+    try:
+        import torch
+    except ImportError as error:
+        raise Error(f"PyTorch's dense products are timed, too: {error}") from error
+    if not torch.cuda.is_available():
+        raise NoDevice("this PyTorch finds no GPU")
+    if torch.cuda.is_current_stream_capturing():
+        raise Error("nothing can be timed while a CUDA graph is captured")
+    return gpu
 
-    device   the index of a GPU
-    advance  is called with a name at each of nf4.tuning.api.steps() steps
+
+@overload
+def tune(
+    device: int = 0,
+    *,
+    at_first_use: Literal[False] = False,
+    advance: Callable[[str], None] | None = None,
+) -> Tuning: ...
+
+
+@overload
+def tune(
+    device: int = 0, *, at_first_use: bool, advance: Callable[[str], None] | None = None
+) -> Tuning | None: ...
+
+
+def tune(
+    device: int = 0,
+    *,
+    at_first_use: bool = False,
+    advance: Callable[[str], None] | None = None,
+) -> Tuning | None:
+    """Measures how long libnf4's kernels and a dense product of PyTorch take on a GPU, and stores
+    costs by which the library chooses from then on. It takes less than half a minute on an H200
+    and longer on slower GPUs, and needs the GPU for itself and 2 GB of its memory. Other programs
+    read the costs when they start. In this one, ways that were chosen before may stay. Results
+    change by no more than the order of sums.
+
+    device        the index of a GPU
+    at_first_use  does nothing and returns None if costs of the GPU are stored and used already.
+                  A program that calls this before its first product thus measures once on each
+                  machine
+    advance       is called with a name at each of nf4.tuning.api.steps() steps
 
     Nothing is stored if times vary too much, as where another program uses the GPU; `reason` of the
     result says so.
@@ -47,8 +76,12 @@ def tune(device: int = 0, *, advance: Callable[[str], None] | None = None) -> Tu
     Raises nf4.Error without PyTorch and during the capture of a CUDA graph, NoDevice without a
     usable GPU, and OSError if the file cannot be written.
     """
-    gpu, tuning = _require_free(device), _module("tune")
-    # A folder that cannot be written to is found before the minute.
+    gpu = _usable(device)
+    if at_first_use and _is_tuned(gpu):
+        return None
+    _require_free(device)
+    tuning = _module("tune")
+    # A folder that cannot be written to is found before the measurement.
     _costs.path_of(_costs.gpu_line(gpu)).parent.mkdir(parents=True, exist_ok=True)
     found = tuning.measure(gpu, advance or (lambda name: None))
     reason = _refusal(found, tuning.WIDEST_SPREAD)
@@ -57,6 +90,11 @@ def tune(device: int = 0, *, advance: Callable[[str], None] | None = None) -> Tu
     path = _costs.store(found.costs)
     _costs.load(library())
     return dataclasses.replace(found, path=path)
+
+
+def _is_tuned(gpu: Device) -> bool:
+    line = _costs.gpu_line(gpu)
+    return any(file.gpu_line == line for file in _costs.load(library()) if not file.reason)
 
 
 def report(device: int = 0, *, advance: Callable[[str], None] | None = None) -> dict[str, Any]:
