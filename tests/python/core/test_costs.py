@@ -322,6 +322,21 @@ def test_during_a_capture_nothing_is_measured(folder, monkeypatch):
     assert nf4.tune(at_first_use=True) is None
 
 
+def test_too_little_memory_is_named(folder, monkeypatch):
+    torch = pytest.importorskip("torch")
+    stand_in(monkeypatch, None)
+
+    def fail(gpu, advance):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")
+
+    monkeypatch.setattr(tune, "measure", fail)
+    with pytest.raises(
+        nf4.Error, match="free memory: CUDA out of memory. Tried to allocate 2 GiB."
+    ):
+        nf4.tune()
+    assert not list(folder.iterdir())
+
+
 def test_times_that_vary_are_not_stored(folder, monkeypatch):
     stand_in(monkeypatch, found([], spread=1.9))
     tuned = nf4.tune()

@@ -73,8 +73,8 @@ def tune(
     Nothing is stored if times vary too much, as where another program uses the GPU; `reason` of the
     result says so.
 
-    Raises nf4.Error without PyTorch and during the capture of a CUDA graph, NoDevice without a
-    usable GPU, and OSError if the file cannot be written.
+    Raises nf4.Error without PyTorch, during the capture of a CUDA graph and if the GPU has too
+    little memory, NoDevice without a usable GPU, and OSError if the file cannot be written.
     """
     gpu = _usable(device)
     if at_first_use and _is_tuned(gpu):
@@ -83,7 +83,7 @@ def tune(
     tuning = _module("tune")
     # A folder that cannot be written to is found before the measurement.
     _costs.path_of(_costs.gpu_line(gpu)).parent.mkdir(parents=True, exist_ok=True)
-    found = tuning.measure(gpu, advance or (lambda name: None))
+    found = _measured(tuning.measure, gpu, advance)
     reason = _refusal(found, tuning.WIDEST_SPREAD)
     if reason:
         return dataclasses.replace(found, reason=reason)
@@ -106,7 +106,7 @@ def report(device: int = 0, *, advance: Callable[[str], None] | None = None) -> 
     Raises nf4.Error and NoDevice as nf4.tune does.
     """
     gpu = _require_free(device)
-    return _module("bench").measure(gpu, advance or (lambda name: None))
+    return _measured(_module("bench").measure, gpu, advance)
 
 
 def write_report(
@@ -122,6 +122,15 @@ def write_report(
         json.dump(document, file, separators=(",", ":"), allow_nan=False)
         file.write("\n")
     return document
+
+
+def _measured(measure: Any, gpu: Device, advance: Callable[[str], None] | None) -> Any:
+    import torch
+
+    try:
+        return measure(gpu, advance or (lambda name: None))
+    except torch.cuda.OutOfMemoryError as error:
+        raise Error(f"the GPU has too little free memory: {str(error).splitlines()[0]}") from error
 
 
 def _module(name: str) -> Any:
