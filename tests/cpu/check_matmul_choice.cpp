@@ -38,6 +38,7 @@ TEST_CASE("the choice of matmul's kernel", "[matmul]") {
   REQUIRE(expected.size() == 2 * kChoiceCases);
   ChoiceCases cases;
   NumberHash plans;
+  std::string chosen;
   for (int i = 0; i < kChoiceCases; ++i) {
     const ChoiceCases::Case test = cases.next();
     cuda::GpuFacts gpu = facts_of(*test.gpu);
@@ -57,10 +58,12 @@ TEST_CASE("the choice of matmul's kernel", "[matmul]") {
     }
     check_stream_k_fits(test.problem, gpu);
     check_stream_k_fits(cuda::transposed(test.problem), gpu);
-    CHECK(name_of(letter_of(choice.config), static_cast<char>('0' + size)) ==
+    chosen += {letter_of(choice.config), static_cast<char>('0' + size)};
+    CHECK(name_of(chosen[2 * i], chosen[2 * i + 1]) ==
           name_of(expected[2 * i], expected[2 * i + 1]));
     CHECK(cuda::can_run(test.problem, gpu, choice.config));
   }
+  CHECK(chosen == expected);  // the failure shows the new table
   CHECK(plans.value() == kChoicePlans);
 }
 
