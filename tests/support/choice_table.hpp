@@ -1,6 +1,6 @@
-// The choices of ChoiceCases when they were last decided by measurements. For each product they are
-// the letter of the configuration, and the number of CTAs that share a tile. There is also a hash
-// of the plans for wgmma.
+// What the tests hold of the choices and workspaces, as they were last decided by measurements. A
+// new configuration changes this file and no test. kChoiceTable has the choices of ChoiceCases: for
+// each product the letter of the configuration, and the number of CTAs that share a tile.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,11 @@ constexpr char letter_of(int config) {
 }
 constexpr int config_of(char letter) { return letter >= 'a' ? letter - 'a' : letter - 'A' + 26; }
 
+// Hashes: the plans for wgmma of kChoiceTable's products, the choices for integer weights, and the
+// sizes of matmul's workspace.
 inline constexpr uint64_t kChoicePlans = 0xa8e1396032117ef4;
+inline constexpr uint64_t kInt4Choices = 0xbae36a553dc8470b;
+inline constexpr uint64_t kWorkspaceSizes = 0x8d1a29d29a61325;
 
 inline constexpr char kChoiceTable[] =
     "D1a1v1a1a1a1a1u1a1u1a1l1n1a1a1u1c1a1n1n1f4h2a1a1a1u1d1s1D1h8a1b1c1y1c1a1C1c1x1a1b1a1g1a1q1D1"
