@@ -138,7 +138,7 @@ def _age(path: Path) -> tuple[float, Path]:
 def _read(path: Path, library: ctypes.CDLL) -> CostsFile:
     try:
         if not path.is_file():
-            return CostsFile(path, "", "it is no regular file")
+            return CostsFile(path, "", "it is not a regular file")
         with open(path, "rb") as file:
             text = file.read(_MOST_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:

@@ -65,7 +65,7 @@ def _read_given(given: Mapping[str, ArrayLike | None]) -> dict[str, Operand]:
             if not found[name].shape:
                 raise InvalidArgument(f"{name} is of shape (); expected one dimension or more")
     if not found:
-        raise InvalidArgument("x is None, as grad_y is; expected x and q, grad_y and p, or all")
+        raise InvalidArgument("x and grad_y are None; expected x and q, grad_y and p, or all four")
     like, first = next(iter(found.items()))
     dtype, rows = first.require_float(), math.prod(first.shape[:-1])
     rank = found["p" if "p" in found else "q"].shape[-1]

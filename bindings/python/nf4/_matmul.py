@@ -124,7 +124,7 @@ def matmul_workspace_bytes(
 def require_codebook(weight: Weight[Any], what: str = "a gradient") -> None:
     if not isinstance(weight, QuantizedTensor):
         raise InvalidArgument(
-            f"weight is {shown(weight)}; expected a QuantizedTensor, which alone has {what}"
+            f"weight is {shown(weight)}; expected a QuantizedTensor; only it has {what}"
         )
 
 

@@ -40,9 +40,11 @@ def _for_each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[A
         return [None] * count
     if not isinstance(values, Sequence):
         kind = kind_of(values)
-        raise InvalidArgument(f"{name} is {kind}; expected a list of {count}, as of weights")
+        raise InvalidArgument(f"{name} is {kind}; expected a list of {count}, one for each weight")
     if len(values) != count:
-        raise InvalidArgument(f"{name} has {len(values)} elements; expected {count}, as weights")
+        raise InvalidArgument(
+            f"{name} has {len(values)} elements; expected {count}, one for each weight"
+        )
     return values
 
 
@@ -55,7 +57,8 @@ def _problems(arguments: Iterable[tuple[Any, Any, Any, Any]], stream: int | None
             if problems and problem.on_device != problems[0].on_device:
                 ours, theirs = ("device", "host") if problem.on_device else ("host", "device")
                 raise InvalidArgument(
-                    f"in {ours} memory, but product 0 is in {theirs} memory; expected one place"
+                    f"in {ours} memory, but product 0 is in {theirs} memory; "
+                    "expected all products in one place"
                 )
             problems.append(problem)
     except InvalidArgument as error:

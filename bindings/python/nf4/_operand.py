@@ -102,7 +102,7 @@ class Operand(NamedTuple):
         if stride is None or stride < columns:
             raise InvalidArgument(
                 f"{name} is of shape {shape} and strides {strides}; expected contiguous rows, "
-                f"each at one distance of {columns} or more from the next"
+                f"at one distance of {columns} elements or more"
             )
         return _convert.integer(f"the stride of {name}", stride, 64)
 
@@ -300,7 +300,7 @@ def read_array(
     """`read` of a value that has a shape; of so many dimensions, if that is given."""
     found = read(name, value, device)
     if found.shape is None:
-        raise InvalidArgument(f"{name} is an address; expected an array, for its shape")
+        raise InvalidArgument(f"{name} is an address; expected an array, which has a shape")
     if dimensions is not None and len(found.shape) != dimensions:
         expected = "one dimension" if dimensions == 1 else f"{dimensions} dimensions"
         raise InvalidArgument(f"{name} is of shape {found.shape}; expected {expected}")

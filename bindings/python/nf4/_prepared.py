@@ -181,7 +181,7 @@ def prepare(weight: Weight[Any], name: str = "weight") -> Prepared:
             raise no_weight(name, weight)
         if weight.is_stack:
             raise InvalidArgument(
-                f"{name} is of shape {weight.shape}, a stack of experts; expected one of them"
+                f"{name} is of shape {weight.shape}, a stack of experts; expected one expert"
             )
         found = weight.__dict__[PREPARED] = Prepared(weight)
     return found

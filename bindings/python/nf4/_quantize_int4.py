@@ -187,7 +187,7 @@ def reorder(
         has = "no permutation" if out.permutation is None else "g_idx"
         raise InvalidArgument(f"out has {has}; expected a permutation alone")
     if (out.zeros is None) != (weight.zeros is None):
-        raise InvalidArgument("zeros are of one of out and weight; expected both or neither")
+        raise InvalidArgument("only one of out and weight has zeros; expected both or neither")
     written = [part.require_writable() for part in target.parts if part.name in _SORTED]
     problem = _call.Problem(
         source.functions.reorder,

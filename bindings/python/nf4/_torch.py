@@ -52,9 +52,9 @@ def fault(tensor: torch.Tensor) -> str | None:
     if tensor.layout is not module.strided:
         return f"is of layout {tensor.layout}; expected torch.strided"
     if tensor.requires_grad:
-        return "requires grad; expected it detached, since nothing here is differentiated"
+        return "requires grad; expected a detached tensor, as this function has no gradient"
     if tensor.is_neg():
-        return "has its negative bit set; expected what resolve_neg() gives"
+        return "has its negative bit set; expected the result of resolve_neg()"
     return None
 
 

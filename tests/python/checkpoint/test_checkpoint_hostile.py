@@ -121,7 +121,7 @@ def test_patterns_that_are_not_simple_are_not_run(pattern, tmp_path):
     assert SkipMatcher(["a" * 5000]).first(pattern) is None
     folder = _quantized(tmp_path)
     _change_config(folder, llm_int8_skip_modules=[pattern])
-    reason = f"llm_int8_skip_modules has {pattern!r}, a pattern that is not judged"
+    reason = f"llm_int8_skip_modules has {pattern!r}, a pattern that is not checked"
     assert _findings(folder) == [("warning", reason)]
 
 

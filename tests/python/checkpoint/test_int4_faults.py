@@ -181,7 +181,7 @@ BROKEN: dict[str, tuple[Case, Callable[[Tensors], None], str]] = {
     "g_idx too large": (
         GPTQ_ACT,
         _set("g_idx", _at(3, 2)),
-        "g_idx[3] is 2, and its groups are 0 to 1",
+        "g_idx[3] is 2, but its groups are 0 to 1",
     ),
     "g_idx negative": (GPTQ_ACT, _set("g_idx", _at(5, -1)), "g_idx[5] is -1"),
     "g_idx not of whole groups": (

@@ -128,7 +128,7 @@ def test_checkpoints_of_two_models_are_refused(model, tmp_path, capsys):
     assert "its model_type is 'mistral', and that of" in refused(capsys, model, other)
     narrow = changed(tmp_path / "narrow", SECOND, np.zeros((7, 10), np.float32))
     error = refused(capsys, model, narrow)
-    assert SECOND in error and "its shape is [7, 10], and [7, 11] in" in error
+    assert SECOND in error and "its shape is [7, 10], but [7, 11] in" in error
     strange = helpers.write_model(tmp_path / "strange", {"a": np.zeros(3, np.float32)})
     assert "it has no tensor that" in refused(capsys, model, strange)
     refused(capsys, model, tmp_path / "missing", code=4)

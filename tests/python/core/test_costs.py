@@ -81,7 +81,7 @@ def test_what_is_no_file_is_named(folder):
     (folder / "costs-2.txt").symlink_to("/dev/zero")
     (folder / "costs-3.txt").symlink_to("nowhere")
     reasons = [each.reason for each in _costs.load(library())]
-    assert reasons == ["it is no regular file"] * 4
+    assert reasons == ["it is not a regular file"] * 4
 
 
 def test_a_file_that_cannot_be_looked_at_is_named(folder):

@@ -88,7 +88,7 @@ def test_a_stack_of_integers_is_for_matmul_grouped_alone(rng):
     weight = nf4.quantize_int4(np.ones((2, 16, 64), np.float32), group_size=32)
     x = np.ones((1, 64), np.float32)
     for use in (lambda: nf4.matmul(x, weight), lambda: nf4.dequantize(weight)):
-        with pytest.raises(nf4.InvalidArgument, match="a stack of experts; expected one of them"):
+        with pytest.raises(nf4.InvalidArgument, match="a stack of experts; expected one expert"):
             use()
     ends = np.ones(2, np.int32)
     assert nf4.matmul_grouped(x, weight, ends).shape == (1, 16)
@@ -130,7 +130,7 @@ WRONG_GRADIENT = {
     "grad_y is of int32": {"grad_y": np.ones((TOKENS, ROWS), np.int32)},
     "y_index is of int64": {"y_index": np.zeros(3, np.int64)},
     "out is of shape": {"out": np.zeros((TOKENS, ROWS), np.float32)},
-    "which alone has a gradient": {
+    "only it has a gradient": {
         "weight": nf4.quantize_int4(np.ones((EXPERTS, ROWS, COLS), np.float32), group_size=32)
     },
 }

@@ -209,7 +209,7 @@ REORDER = {
     "out has g_idx; expected a permutation alone": ({}, {"g_idx": WEIGHT.g_idx}),
     "out has no permutation; expected a permutation alone": ({}, {"permutation": None}),
     "layout is 'gptq', but that of out is 'gptq_v2'": ({}, {"layout": "gptq_v2"}),
-    "zeros are of one of out and weight": ({}, {"zeros": None}),
+    "only one of out and weight has zeros": ({}, {"zeros": None}),
     "packed overlaps packed of out": ({}, {"packed": WEIGHT.packed}),
     "g_idx overlaps permutation of out": ({}, {"permutation": WEIGHT.g_idx}),
     "packed is read-only": ({}, {"packed": read_only(REORDERED.packed)}),

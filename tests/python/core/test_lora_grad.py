@@ -119,7 +119,7 @@ def test_it_is_what_products_with_an_adapter_are_for(rng):
 FAULTS = {
     "q is None, but x is not; expected both or none": {"q": None},
     "grad_y is None, but p is not": {"grad_y": None},
-    "x is None, as grad_y is; expected x and q, grad_y and p, or all": dict.fromkeys(
+    "x and grad_y are None; expected x and q, grad_y and p, or all four": dict.fromkeys(
         ("x", "grad_y", "p", "q")
     ),
     "x is an address; expected an array": {"x": 4096},

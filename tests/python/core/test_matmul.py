@@ -163,7 +163,7 @@ def test_workspace_bytes():
 X = numbers(12, (3, COLS))
 FAULTS = {
     "x is of type list; expected a numpy array": {"x": [1.0] * COLS},
-    "x is an address; expected an array, for its shape": {"x": 4096},
+    "x is an address; expected an array, which has a shape": {"x": 4096},
     "x is of shape (); expected [..., 64]": {"x": np.zeros((), np.float32)},
     "x is of shape (3, 63); expected [..., 64]": {"x": X[:, 1:]},
     "x is of shape (64, 3); expected [..., 64]": {"x": X.T},

@@ -73,10 +73,12 @@ def test_columns_of_one_matrix():
 
 X, WEIGHT = numbers(3, (3, COLS)), numbers(4, (6, COLS))
 FAULTS = {
-    "bias has 1 elements; expected 2, as weights": {"bias": [None]},
-    "bias is of type numpy.ndarray; expected a list of 2, as of weights": {"bias": np.zeros(6)},
-    "out has 3 elements; expected 2, as weights": {"out": [None] * 3},
-    "x has 1 elements; expected 2, as weights": {"x": [X]},
+    "bias has 1 elements; expected 2, one for each weight": {"bias": [None]},
+    "bias is of type numpy.ndarray; expected a list of 2, one for each weight": {
+        "bias": np.zeros(6)
+    },
+    "out has 3 elements; expected 2, one for each weight": {"out": [None] * 3},
+    "x has 1 elements; expected 2, one for each weight": {"x": [X]},
     "product 1: x is of shape (3, 63); expected [..., 64]": {"x": [X, X[:, 1:]]},
     "product 0: x is of float64; expected fp32, fp16 or bf16": {"x": X.astype(np.float64)},
     "product 1: bias has 5 elements; expected 6": {"bias": [None, np.zeros(5, np.float32)]},

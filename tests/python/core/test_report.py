@@ -343,6 +343,6 @@ def test_a_failed_measurement_leaves_what_was_there(tmp_path: Path, monkeypatch:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: Any) -> None:
     assert nf4_main(["bench", str(tmp_path)]) == 4
-    assert "it is no regular file" in capsys.readouterr().err
+    assert "it is not a regular file" in capsys.readouterr().err
     assert nf4_main(["bench", str(tmp_path / "none" / "report.json")]) == 4
     assert "No such file" in capsys.readouterr().err

@@ -33,11 +33,11 @@ FAULTS = {
     "columns": ({ONE: torch.zeros(64, 32)}, f"{ONE} is of shape [64, 32]; expected [64, 64]"),
     "all rows": (
         {f"{LAYER}.{expert}.up_proj.weight": torch.zeros(32, 64) for expert in range(6)},
-        f"the outputs of {LAYER}.0.gate_proj.weight and what follows are 96, and the model has 128",
+        f"the matrices from {LAYER}.0.gate_proj.weight on have 96 outputs, but the model has 128",
     ),
     "more experts": (
         {ONE.replace("3", "6"): torch.zeros(64, 64)},
-        f"{ONE.replace('3', '6')} is there, and the model has 6 experts",
+        f"{ONE.replace('3', '6')} is there, but the model has 6 experts",
     ),
     "scalars": (
         {f"{LAYER}.{expert}.up_proj.weight": torch.tensor(1.0) for expert in range(5)},
@@ -97,7 +97,7 @@ def test_the_tensor_is_named(name, tmp_path):
 def test_one_of_another_dtype(tmp_path):
     """Which load_checkpoint casts, as transformers does."""
     changed(tmp_path / "dense", qwen3(), {ONE: torch.ones(64, 64, dtype=torch.float16)})
-    assert f"{ONE} is F16, and most are F32" in left_dense(tmp_path / "dense", tmp_path / "made")
+    assert f"{ONE} is F16, but most are F32" in left_dense(tmp_path / "dense", tmp_path / "made")
     model = empty_model(tmp_path / "dense")
     load_checkpoint(model, tmp_path / "dense")
     stack = model.get_parameter(STACK)

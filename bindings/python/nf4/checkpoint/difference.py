@@ -158,7 +158,7 @@ class _Pair:
     def _require_shapes(self, name: str, before: Sequence[int], after: Sequence[int]) -> None:
         if tuple(before) != tuple(after):
             old, new = self._old.checkpoint, self._new.checkpoint
-            reason = f"its shape is {list(after)}, and {list(before)} in {old.path}"
+            reason = f"its shape is {list(after)}, but {list(before)} in {old.path}"
             raise FormatError(new.path, reason, name)
 
 

@@ -124,7 +124,7 @@ class Int4Weight(Weight):
         outside = (found < 0) | (found >= groups)
         if outside.any():
             first = int(outside.argmax())
-            self._require(f"g_idx[{first}] is {found[first]}, and its groups are 0 to {groups - 1}")
+            self._require(f"g_idx[{first}] is {found[first]}, but its groups are 0 to {groups - 1}")
         counts = np.bincount(found, minlength=groups)
         if (counts != size).any():
             group = int((counts != size).argmax())

@@ -96,7 +96,7 @@ def _skip_problems(found: Mapping[str, Any], modules: list[str]) -> Iterator[tup
                 f"llm_int8_skip_modules has {entry!r}, which skips the 4-bit {module}",
             )
         if not is_simple(entry) or matcher.exhausted:
-            yield "warning", f"llm_int8_skip_modules has {entry!r}, a pattern that is not judged"
+            yield "warning", f"llm_int8_skip_modules has {entry!r}, a pattern that is not checked"
 
 
 def _layout_problems(found: Mapping[str, Any], survey: Survey) -> Iterator[tuple[str, str]]:

@@ -35,7 +35,7 @@ from nf4.checkpoint.writer import SafetensorsWriter
 
 _REMOVED = (
     "the weights are in act order (weight_g_idx, actorder group), which the package "
-    "compressed-tensors loads up to 0.18 alone"
+    "compressed-tensors loads only up to 0.18"
 )
 
 

@@ -72,7 +72,7 @@ class Stack:
         (usual, count), *_ = Counter(dtypes.values()).most_common(1)
         if count < len(dtypes):
             odd = next(name for name, dtype in dtypes.items() if dtype != usual)
-            return f"{odd} is {dtypes[odd]}, and most are {usual}"
+            return f"{odd} is {dtypes[odd]}, but most are {usual}"
         return None if usual in FILE_TO_NF4 else f"dtype {usual}"
 
     def read(self, checkpoint: Checkpoint) -> np.ndarray:
@@ -112,7 +112,7 @@ def parts_problem(
             if expert not in found:
                 return f"{_of_expert(expert, group[0])} is missing"
         if len(group) != experts:
-            return f"{group[-1]} is there, and the model has {experts} experts"
+            return f"{group[-1]} is there, but the model has {experts} experts"
         (usual, _), *_ = Counter(tuple(shapes[name]) for name in group).most_common(1)
         wanted = usual[0] if len(usual) == 2 else "rows"
         for name in group:
@@ -122,7 +122,7 @@ def parts_problem(
         total += usual[0]
     if total == rows:
         return None
-    return f"the outputs of {parts[0][0]} and what follows are {total}, and the model has {rows}"
+    return f"the matrices from {parts[0][0]} on have {total} outputs, but the model has {rows}"
 
 
 def _expert_of(name: str) -> int:

@@ -95,7 +95,7 @@ def save(
     items = _items(tensors)
     is_file = os.fspath(path).endswith(".safetensors")
     if is_file and config is not None:
-        raise InvalidArgument("config is given; a file has none: expected a directory as path")
+        raise InvalidArgument("config is given, but a file has none; expected a directory as path")
     if config is not None:
         _require_json(config)
     if is_file:

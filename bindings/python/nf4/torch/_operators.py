@@ -115,7 +115,7 @@ def _refuse_grad(
         dual = _private.in_forward_ad() and forward_ad.unpack_dual(tensor).tangent is not None
         if (reverse and tensor.requires_grad) or dual:
             raise InvalidArgument(
-                f"{name} requires grad, and 4-bit weights are frozen; expected it detached"
+                f"{name} requires grad, but 4-bit weights are frozen; expected it detached"
             )
 
 

@@ -115,7 +115,7 @@ def write_report(
     """Measures a report, writes it to a file, whole or not at all, and returns it. A file that is
     there is replaced. Raises what `report` raises, and OSError."""
     if path.exists() and not path.is_file():
-        raise FileExistsError(errno.EEXIST, "it is no regular file", str(path))
+        raise FileExistsError(errno.EEXIST, "it is not a regular file", str(path))
     # A folder that cannot be written to is found before the measurement.
     with _costs.replacing(path) as file:
         document = report(device, advance=advance)

@@ -59,7 +59,7 @@ pub struct nf4_tensor {
     /** scales: a power of two, 1..2^30; 0 means flat. MXFP4: 0. NVFP4: the
 rows that share a global scale, >= 0; 0 means all*/
     pub nested_blocksize: i32,
-    /// of MXFP4 and NVFP4, see above; otherwise 0
+    /// MXFP4 and NVFP4: see above; otherwise 0
     pub scale_rule: i32,
     /// >= 0; rows * cols <= 2^60
     pub rows: i64,
@@ -317,11 +317,11 @@ pub struct nf4_lora_grad_args {
     pub p: *const ::core::ffi::c_void,
     /// [m, rank], contiguous
     pub q: *const ::core::ffi::c_void,
-    /// or NULL: not wanted, and x and q are not read
+    /// NULL if it is not wanted; x and q are then not read
     pub da: *mut ::core::ffi::c_void,
     /// >= cols
     pub da_stride: i64,
-    /// or NULL: not wanted, and dy and p are not read
+    /// NULL if it is not wanted; dy and p are then not read
     pub db: *mut ::core::ffi::c_void,
     /// >= rank
     pub db_stride: i64,
@@ -626,17 +626,18 @@ const _: () = {
  a device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
 
  The answers for NVIDIA Hopper GPUs are measured, except those of MXFP4 and NVFP4: their products
- are fused for up to 64 rows of x, and dense in fp32, as their gradients are. The answers for a
- GPU on which nobody has timed libnf4 (nf4_device.timed is 0) are conservative: there, the answer
- is fused for up to 16 rows of x if the GPU has a kernel for few rows of that kind of weight. A
- GPU with 99 KiB of shared memory for a thread block has none for NF4 and FP4 with x in fp32. A
- GPU of compute capability 7.5 has none for integers, for x in other dtypes than fp16, or with a
- lora. For more rows, the answer is fused on GPUs of compute capability 8.x and 12.x that have a
- kernel for them: for up to 64 or 128 rows of x, depending on the size of the weight, and for
- gradients of NF4 and FP4 for up to 128. On 7.5 the first of these limits holds with x in fp16,
- except for AWQ. The answer is also fused for experts with few rows, and for integers that have
- few columns or are slow to dequantize. A product that the launch refuses on a GPU, such as fp32
- with more than 16 rows of x, is dense.
+ are fused for up to 64 rows of x; their gradients, and their products in fp32, are dense. The
+ answers for a GPU on which nobody has timed libnf4 (nf4_device.timed is 0) are conservative:
+   - Up to 16 rows of x are fused if the GPU has a kernel for few rows of that kind of weight. A
+     GPU with 99 KiB of shared memory for a thread block has none for NF4 and FP4 with x in fp32.
+     A GPU of compute capability 7.5 has none for integers, for x in other dtypes than fp16, or
+     with a lora.
+   - More rows are fused on GPUs of compute capability 8.x and 12.x that have a kernel for them:
+     up to 64 or 128 rows of x, depending on the size of the weight, and gradients of NF4 and FP4
+     up to 128. On 7.5 the limits for x apply too if x is in fp16, except for AWQ.
+   - Experts with few rows, and integers that have few columns or are slow to dequantize, are
+     fused.
+ A product that the launch refuses on a GPU, such as fp32 with more than 16 rows of x, is dense.
 
  For one device and the same shapes, dtypes, strides and alignments, the answer stays the same
  until nf4_set_costs is called, so a caller that calls it before the first product, or never, may
@@ -788,10 +789,11 @@ functions! {
  MXFP4 and NVFP4, where a is the largest finite |x| of the block:
    absmax   MXFP4: the power of two that scale_rule says, at least 2^-127.
             NVFP4: the E4M3 number nearest to RN(RN(a / 6) * global) if the global scale
-            divides, else to RN(a / RN(6 * global)); halves go to the even number, and more
-            than 448 to 448. In place of 0 it is 2^-3 if the global scale divides, else 1.
-   code     the codebook entry nearest to RN(x / scale), where halves go to the even code,
-            and more than 6 to 6. A NaN x and -0 get code 0.
+            divides, else to RN(a / RN(6 * global)); a tie goes to the even number, and a
+            value above 448 becomes 448. If the result is 0, it is replaced by 2^-3 if the
+            global scale divides, else by 1.
+   code     the codebook entry nearest to RN(x / scale); a tie goes to the even code, and a
+            magnitude above 6 becomes 6. A NaN x and -0 get code 0.
  The bytes are those of compressed-tensors, whose rules are NF4_SCALE_EVEN and, with 2688
  over the largest |x| of the weight as the global scale, NF4_GLOBAL_DIVISOR.
 
@@ -1264,18 +1266,19 @@ functions! {
    gpu <compute capability> <kernels> <multiprocessors> <shared memory> <driver> <name>
    <product> <dtype> <strategy> <rows of x> <start> <weights> <rows> <columns>
  A GPU has the values of nf4_device: compute_capability, dequant_variant, multiprocessors,
- shared_memory_bytes, driver_version, name. Its rows count on GPUs that have the same. A product
+ shared_memory_bytes, driver_version, name. Its rows apply to GPUs with the same values. A product
  is codebook, codebook_lora, gradient, gradient_lora, gptq, awq or compressed_tensors, a dtype
- fp16 or bf16, and a strategy mma, skinny, wgmma, multistage or dense. The rows of a GPU are in
- this order, and then in ascending order of the rows of x, which are at least 1. A row says that
- a product of an N x K weight takes start + weights * N * K / 10^6 + rows * N / 10^3 +
- columns * K / 10^3 microseconds; these are decimal fractions such as 0.25, without sign or
- exponent. Between two rows the time is linear in the number of rows of x. Beyond the last row it
- is in proportion, and below the first the time of the strategy is not known.
+ fp16 or bf16, and a strategy mma, skinny, wgmma, multistage or dense. The rows of a GPU are
+ sorted by product, dtype and strategy in these orders, and then by the rows of x, which ascend
+ from at least 1. A row says that a product of an N x K weight takes
+   start + weights * N * K / 10^6 + rows * N / 10^3 + columns * K / 10^3
+ microseconds; the four numbers are decimal fractions such as 0.25, without sign or exponent.
+ Between two rows the time is linear in the number of rows of x. Beyond the last row it grows in
+ proportion to that number, and below the first row the time of the strategy is not known.
 
- Costs replace all costs that were set before; text NULL removes those. Every build accepts costs,
- and those of GPUs that are not there have no effect. A call that runs at the same time in another
- thread uses the costs before or after.
+ Costs replace all costs that were set before; text NULL removes those. Every build accepts costs.
+ Costs of GPUs that the machine does not have are without effect. A call that runs at the same
+ time in another thread uses the costs before or after.
 
  INVALID_ARGUMENT: anything else in text, including costs of another version of the library; the
  costs that were set before remain.*/

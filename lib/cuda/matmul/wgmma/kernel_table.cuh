@@ -1,7 +1,7 @@
 // Tables of wgmma kernels by configuration and dtype, for a kind of weight and a routing.
 //
-// `Kind` is Codebook (codebook.cuh), Transposed (transposed.cuh) or Integers (int4.cuh). `Routing`
-// is OneWeight, or Experts (matmul_grouped/wgmma_kernels.cu).
+// `Kind` is Codebook (codebook.cuh), Transposed (transposed.cuh), E2m1Floats (e2m1.cuh) or Integers
+// (int4.cuh). `Routing` is OneWeight, or Experts (matmul_grouped/wgmma_kernels.cu).
 #pragma once
 
 #include <utility>

@@ -108,7 +108,7 @@ def warn_of(original: Callable[..., Any], unknown: str, known: str) -> Callable[
             for name, module in model.named_modules():
                 if isinstance(module, NF4Experts) and _is_target(name, targets):
                     warnings.warn(
-                        f"{name} gets no adapter: libnf4 does not know {unknown} of this PEFT; "
+                        f"{name} gets no adapter: libnf4 does not know {unknown} of this PEFT version; "
                         f"expected PEFT {known}",
                         stacklevel=2,
                     )
