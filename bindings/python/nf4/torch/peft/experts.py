@@ -108,8 +108,8 @@ def warn_of(original: Callable[..., Any], unknown: str, known: str) -> Callable[
             for name, module in model.named_modules():
                 if isinstance(module, NF4Experts) and _is_target(name, targets):
                     warnings.warn(
-                        f"{name} gets no adapter: libnf4 does not know {unknown} of this PEFT version; "
-                        f"expected PEFT {known}",
+                        f"{name} gets no adapter: libnf4 does not know {unknown} of this version "
+                        f"of PEFT; expected PEFT {known}",
                         stacklevel=2,
                     )
                     return original(self, *args, **kwargs)
