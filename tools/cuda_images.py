@@ -13,22 +13,19 @@ architecture. Exit status: 0 if there is none, 1 otherwise, 2 for a file without
 from __future__ import annotations
 
 import argparse
-import struct
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bindings/python/build_backend"))
+
+import nf4_fatbin  # noqa: E402
+
 Version = tuple[int, int]
 
-# A fat binary is a header and images (fatbinary_section.h has the magic number of its wrapper). An
-# image has a kind, the size of its header, that of its data, the size before padding, its version,
-# its architecture and flags. nvcc 12.0 to 13.2 write this.
-_MAGIC = struct.pack("<IHH", 0xBA55ED50, 1, 16)
-_HEADER, _IMAGE = struct.Struct("<8xQ"), struct.Struct("<H2xIQ8xHHI8xQ")
-_PTX, _CUBIN = 1, 2
-_COMPRESSIONS = {0x2000: "LZ4", 0x8000: "zstd"}
+_COMPRESSIONS = {nf4_fatbin.LZ4: "LZ4", nf4_fatbin.ZSTD: "zstd"}
 _EXACT = 0x100000  # sm_90a, not sm_90
 
 # The first CUDA version with a driver that knows it (PTX ISA, CUDA Toolkit: release
@@ -90,18 +87,15 @@ class Image:
         return max(form, self.arch_driver, _OF_COMPRESSION[self.compression])
 
 
-def _image(data: bytes, at: int) -> tuple[Image, int]:
-    kind, header, size, minor, major, arch, flags = _IMAGE.unpack_from(data, at)
-    if kind not in (_PTX, _CUBIN) or header < _IMAGE.size:
-        raise NoImages(f"an image of kind {kind} at byte {at}, which is neither PTX nor a cubin")
-    if kind == _CUBIN:
-        major, minor = minor, major
-    compression = next((name for bit, name in _COMPRESSIONS.items() if flags & bit), "none")
-    begin = data[at + header : at + header + 9]
-    if kind == _CUBIN and compression == "none" and begin != b"\x7fELF\2\1\1" + _os_abi(major):
-        raise NoImages(f"a cubin at byte {at} whose header is not that of its ELF file")
-    found = Image(kind == _PTX, (major, minor), arch, bool(flags & _EXACT), compression, size)
-    return found, at + header + size
+def _image(found: nf4_fatbin.Image, data: bytes) -> Image:
+    ptx = found.kind == nf4_fatbin.PTX
+    compressions = (name for bit, name in _COMPRESSIONS.items() if found.flags & bit)
+    compression = next(compressions, "none")
+    abi = found.minor
+    if not ptx and compression == "none" and not data.startswith(b"\x7fELF\2\1\1" + _os_abi(abi)):
+        raise NoImages("a cubin whose header is not that of its ELF file")
+    version = (found.major, abi) if ptx else (abi, found.major)
+    return Image(ptx, version, found.arch, bool(found.flags & _EXACT), compression, found.size)
 
 
 def _os_abi(abi: int) -> bytes:
@@ -111,13 +105,15 @@ def _os_abi(abi: int) -> bytes:
 def images(data: bytes) -> Iterator[Image]:
     """Yields the images of a library's bytes. Raises NoImages for one that it cannot read."""
     end = 0
-    while (at := data.find(_MAGIC, end)) >= 0:
-        (size,) = _HEADER.unpack_from(data, at)
-        at += _HEADER.size
-        end = at + size
-        while at < end:
-            found, at = _image(data, at)
-            yield found
+    while (begin := data.find(nf4_fatbin.MAGIC, end)) >= 0:
+        end = begin + nf4_fatbin.HEADER.size
+        try:
+            for found, at in nf4_fatbin.images(data, begin):
+                at += found.header
+                end = at + found.size
+                yield _image(found, data[at:end])
+        except ValueError as problem:
+            raise NoImages(str(problem)) from None
 
 
 def text(version: Version) -> str:

@@ -3,7 +3,8 @@
 A build uses the nvcc of CUDACXX or PATH. Where there is none, nvcc's wheels are build
 requirements. NF4_CUDA=0 in the environment builds for the CPU alone. NF4_CUDA_DRIVER=12 builds for
 drivers of CUDA 12 and later: with an nvcc of CUDA 13, ptxas and the runtime are those of more
-wheels (nf4_toolkit.py). NF4_CUDA_RUNTIME then names a folder with another machine's runtime.
+wheels, and lz4 compresses the kernels (nf4_toolkit.py). NF4_CUDA_RUNTIME then names a folder with
+another machine's runtime.
 
     python nf4_build.py               shell lines that set up the nvcc of installed wheels
     python nf4_build.py requirements  the wheels that such a build needs beside the installed nvcc
@@ -31,8 +32,8 @@ CUDA_WHEELS = [
     f"nvidia-{part}==13.0.*"
     for part in ("cuda-nvcc", "nvvm", "cuda-crt", "cuda-runtime", "cuda-cccl")
 ]
-# The last of CUDA 12, which know every architecture.
-CUDA_12_WHEELS = ["nvidia-cuda-nvcc-cu12==12.9.*", "nvidia-cuda-runtime-cu12==12.9.*"]
+# The last of CUDA 12, which know every architecture, and what nf4_fatbin.py compresses with.
+CUDA_12_WHEELS = ["nvidia-cuda-nvcc-cu12==12.9.*", "nvidia-cuda-runtime-cu12==12.9.*", "lz4>=4.3"]
 _HAVE_WHEELS = ("Linux-x86_64", "Linux-aarch64")
 # Those that Meson tries.
 _CPP_COMPILERS = ("c++", "g++", "clang++", "nvc++", "pgc++", "icpc", "icpx")
@@ -103,8 +104,8 @@ def _toolkit(nvcc: str) -> str:
     assembler = _installed("cuda_nvcc", "bin/ptxas")
     given = os.environ.get("NF4_CUDA_RUNTIME")
     runtime = Path(given) if given else _installed("cuda_runtime", "lib/libcudart_static.a")
-    if assembler is None or runtime is None:
-        raise SystemExit(f"libnf4: NF4_CUDA_DRIVER=12 needs {' and '.join(CUDA_12_WHEELS)}")
+    if assembler is None or runtime is None or importlib.util.find_spec("lz4") is None:
+        raise SystemExit(f"libnf4: NF4_CUDA_DRIVER=12 needs {', '.join(CUDA_12_WHEELS)}")
     root = Path(nvcc).resolve().parents[1]
     folder = assembler.parents[1] / "nf4_toolkit"
     if root.parent == folder.resolve():  # composed before

@@ -7,8 +7,8 @@ of 12.9, with the headers for the host's code: drivers of CUDA 12 load neither t
 
     toolkit/bin/nvcc         a copy, as nvcc looks for its files beside itself
     toolkit/bin/ptxas        of 12.9
-    toolkit/bin/fatbinary    runs that of 13, and sets the version of PTX that the library keeps
-    toolkit/nvvm/bin/cicc    runs that of 13, and sets the version of its PTX for ptxas
+    toolkit/bin/fatbinary    runs that of 13 for drivers of CUDA 12 (nf4_fatbin.py)
+    toolkit/nvvm/bin/cicc    runs that of 13 for ptxas 12.9 (nf4_fatbin.py)
     toolkit/include          of 13, for kernels
     toolkit/runtime/include  of 12.9, for the host (lib/cuda/meson.build)
     toolkit/lib64            of 12.9
@@ -20,47 +20,28 @@ import hashlib
 import os
 import shlex
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 _BESIDE_NVCC = ("bin2c", "crt", "cudafe++", "nvlink")
-# PTX of CUDA 13 is PTX of 12.9 but for its version, or ptxas refuses it.
-_CICC = """\
+_FATBIN = Path(__file__).with_name("nf4_fatbin.py")
+# With the Python of the build, which has lz4.
+_WRAPPER = """\
 #!/bin/sh
-{program} "$@" || exit
-for argument; do
-  [ "$previous" != -o ] || sed -i 's/^\\.version [0-9.]*/.version 8.8/' "$argument"
-  previous=$argument
-done
-"""
-# PTX that a library keeps for GPUs to come gets the first version that knows its architecture,
-# which its first driver compiles: 8.0, of CUDA 12.0, is the oldest (PTX ISA, "Release Notes"). The
-# pragma is of 8.3: it tells ptxas which bytes of a load are used, and nothing needs it. The default
-# of CUDA 13 compresses by zstd, which drivers before 12.4 do not unpack; "speed" is LZ4.
-_FATBINARY = """\
-#!/bin/sh
-for argument; do
-  case $argument in --image3=kind=ptx,*) ;; *) continue ;; esac
-  case $argument in
-    *,sm=[789]?,* | *,sm=90a,*) version=8.0 ;;
-    *,sm=100*) version=8.6 ;;
-    *,sm=120*) version=8.7 ;;
-    *) continue ;;
-  esac
-  file=${{argument#*,file=}}
-  sed -i "s/^\\.version [0-9.]*/.version $version/; /\\.pragma .used_bytes_mask /d" "$file"
-done
-case " $* " in *' --compress-mode='*) ;; *) set -- --compress-mode=speed "$@" ;; esac
-exec {program} "$@"
+exec {python} {module} {name} {program} "$@"
 """
 
 
-def _wrap(path: Path, script: str, program: Path) -> None:
-    path.write_text(script.format(program=shlex.quote(str(program))))
+def _wrap(path: Path, module: Path, program: Path) -> None:
+    words = dict(python=sys.executable, module=module, name=program.name, program=program)
+    quoted = {word: shlex.quote(str(value)) for word, value in words.items()}
+    path.write_text(_WRAPPER.format(**quoted))
     path.chmod(0o755)
 
 
-def _fill(toolkit: Path, cuda13: Path, ptxas: Path, runtime: Path) -> None:
+def _fill(toolkit: Path, at: Path, cuda13: Path, ptxas: Path, runtime: Path) -> None:
+    """at: where the toolkit will lie."""
     (toolkit / "bin").mkdir()
     for name in ("nvcc", "nvcc.profile"):
         shutil.copy2(cuda13 / "bin" / name, toolkit / "bin" / name)
@@ -69,8 +50,9 @@ def _fill(toolkit: Path, cuda13: Path, ptxas: Path, runtime: Path) -> None:
     (toolkit / "bin" / "ptxas").symlink_to(ptxas)
     (toolkit / "nvvm" / "bin").mkdir(parents=True)
     (toolkit / "nvvm" / "libdevice").symlink_to(cuda13 / "nvvm" / "libdevice")
-    _wrap(toolkit / "nvvm" / "bin" / "cicc", _CICC, cuda13 / "nvvm" / "bin" / "cicc")
-    _wrap(toolkit / "bin" / "fatbinary", _FATBINARY, cuda13 / "bin" / "fatbinary")
+    shutil.copy2(_FATBIN, toolkit / "nf4_fatbin.py")
+    for program in ("bin/fatbinary", "nvvm/bin/cicc"):
+        _wrap(toolkit / program, at / "nf4_fatbin.py", cuda13 / program)
     (toolkit / "include").symlink_to(cuda13 / "include")
     (toolkit / "runtime").mkdir()
     (toolkit / "runtime" / "include").symlink_to(runtime / "include")
@@ -91,7 +73,8 @@ def compose(folder: Path, cuda13: Path, ptxas: Path, runtime: Path) -> Path:
     ):
         if not part.exists():
             raise FileNotFoundError(f"there is no {part}, which a build for CUDA 12 needs")
-    digest = hashlib.sha256(repr((_CICC, _FATBINARY, cuda13, ptxas, runtime)).encode()).hexdigest()
+    made_of = (_WRAPPER, _FATBIN.read_text(), sys.executable, cuda13, ptxas, runtime)
+    digest = hashlib.sha256(repr(made_of).encode()).hexdigest()
     toolkit = folder / f"cuda12-{digest[:16]}"
     if toolkit.exists():
         return toolkit
@@ -99,7 +82,7 @@ def compose(folder: Path, cuda13: Path, ptxas: Path, runtime: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as beside:
         whole = Path(beside) / "toolkit"
         whole.mkdir()
-        _fill(whole, cuda13, ptxas, runtime)
+        _fill(whole, toolkit, cuda13, ptxas, runtime)
         try:
             os.rename(whole, toolkit)
         except OSError:

@@ -1,32 +1,15 @@
 """Which drivers load an image of a fat binary: of images as nvcc writes them."""
 
-import struct
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
+from fat_binaries import EXACT, LZ4, ZSTD, fat_binary, image
 
 sys.path.append(str(ROOT / "tools"))
 
 import cuda_images  # noqa: E402
-
-LZ4, ZSTD, EXACT = 0x2000, 0x8000, 0x100000
-
-
-def image(kind, version, arch, flags=0, data=None):
-    """As bytes. A cubin that is not compressed begins as its ELF file."""
-    if data is None and kind == 2 and not flags & (LZ4 | ZSTD):
-        data = b"\x7fELF\2\1\1" + bytes([0x33 if version[0] < 8 else 0x41, version[0]])
-    data = (data or b"").ljust(64, b"\0")
-    first, second = version if kind == 2 else version[::-1]
-    header = struct.pack("<HHIQIIHHI", kind, 0x101, 64, len(data), 0, 0, first, second, arch)
-    return header + struct.pack("<QQQQ", 0, flags | 0x11, 0, 0)[:32] + data
-
-
-def fat_binary(*images):
-    payload = b"".join(images)
-    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(payload)) + payload
 
 
 def ptx(version, arch, flags=0):

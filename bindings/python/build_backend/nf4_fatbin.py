@@ -1,0 +1,191 @@
+"""GPU code that drivers of CUDA 12 load and that is small in a wheel: what the wrappers of a
+composed toolkit (nf4_toolkit.py) do beside the programs that they run.
+
+    python nf4_fatbin.py cicc PROGRAM ARGUMENTS
+        sets the version of the PTX and sorts its kernels
+    python nf4_fatbin.py fatbinary PROGRAM ARGUMENTS
+        sets the version of PTX that the library keeps, and compresses the images by LZ4
+
+Drivers before CUDA 12.4 unpack LZ4 only, whose matches reach back 64 KiB. Kernels of one length
+resemble each other, so a file with its kernels by length has more of them within that reach. LZ4 HC
+finds far longer matches than the LZ4 of fatbinary. The design page (docs/design/cuda-drivers.md)
+has the sizes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# A fat binary is a header and images (fatbinary_section.h has the magic number of its wrapper). An
+# image is a header of at least this size, and its data. nvcc 12.0 to 13.2 write this.
+MAGIC = struct.pack("<IHH", 0xBA55ED50, 1, 16)
+HEADER, IMAGE = struct.Struct("<8sQ"), struct.Struct("<H2sIQI4sHHI8sQ8sQ")
+PTX, CUBIN = 1, 2
+LZ4, ZSTD = 0x2000, 0x8000
+
+
+class Image(NamedTuple):
+    """header: the bytes of the header. size: those of the data in the file, a multiple of 8;
+    compressed: before padding, or 0; original: before compression, or 0. minor and major: the
+    version of PTX; the ABI version of a cubin is in minor."""
+
+    kind: int
+    form: bytes
+    header: int
+    size: int
+    compressed: int
+    options: bytes
+    minor: int
+    major: int
+    arch: int
+    name: bytes
+    flags: int
+    reserved: bytes
+    original: int
+
+
+def images(data: bytes, at: int) -> Iterator[tuple[Image, int]]:
+    """Yields the images of the fat binary that begins at this byte, and where each begins. Raises
+    ValueError for one that it cannot read."""
+    _, size = HEADER.unpack_from(data, at)
+    at += HEADER.size
+    end = at + size
+    while at < end:
+        image = Image(*IMAGE.unpack_from(data, at))
+        if image.kind not in (PTX, CUBIN) or image.header < IMAGE.size:
+            problem = (
+                f"an image of kind {image.kind} at byte {at}, which is neither PTX nor a cubin"
+            )
+            raise ValueError(problem)
+        yield image, at
+        at += image.header + image.size
+
+
+def _pack_image(image: Image, header: bytes, data: bytes) -> bytes:
+    import lz4.block
+
+    packed = lz4.block.compress(data, mode="high_compression", compression=12, store_size=False)
+    padded = packed.ljust(-(-len(packed) // 8) * 8, b"\0")
+    if image.flags & (LZ4 | ZSTD) or len(padded) >= len(data):
+        return header + data
+    image = image._replace(
+        size=len(padded), compressed=len(packed), flags=image.flags | LZ4, original=len(data)
+    )
+    return IMAGE.pack(*image) + header[IMAGE.size :] + padded
+
+
+def pack(data: bytes) -> bytes:
+    """Returns a fat binary with its images compressed by LZ4. Those that are compressed, or that
+    LZ4 does not make smaller, are as before."""
+    magic, _ = HEADER.unpack_from(data)
+    packed = b""
+    for image, at in images(data, 0):
+        begin = at + image.header
+        packed += _pack_image(image, data[at:begin], data[begin : begin + image.size])
+    return HEADER.pack(magic, len(packed)) + packed
+
+
+_QUADS = re.compile(r'(?:"\.quad [^"]*"\n)+')
+
+
+def pack_source(source: str) -> str:
+    """Returns the C source that fatbinary wrote, an array of words, with its fat binary packed.
+    Raises ValueError for a source of another form."""
+    found = _QUADS.search(source)
+    words = re.findall("0x([0-9a-f]{16})", found[0]) if found else []
+    length = f"fatbinData[{len(words)}]"
+    data = b"".join(bytes.fromhex(word)[::-1] for word in words)
+    if found is None or source.count(length) != 1 or not data.startswith(MAGIC):
+        raise ValueError("fatbinary wrote a source whose form is not known")
+    packed = pack(data)
+    words = [packed[at : at + 8][::-1].hex() for at in range(0, len(packed), 8)]
+    lines = (words[at : at + 4] for at in range(0, len(words), 4))
+    quads = "".join(f'".quad {",".join(f"0x{word}" for word in line)}\\n"\n' for line in lines)
+    replaced = source[: found.start()] + quads + source[found.end() :]
+    return replaced.replace(length, f"fatbinData[{len(words)}]")
+
+
+_VERSION = re.compile(rb"^\.version [0-9.]*", re.MULTILINE)
+_KERNEL = re.compile(rb"(?:\.\w+ )*\.entry ")
+
+
+def _split(ptx: bytes) -> tuple[list[bytes], list[bytes]]:
+    """Returns the lines that are of no kernel, and the kernels."""
+    others: list[bytes] = []
+    kernels: list[bytes] = []
+    lines = iter(ptx.splitlines(keepends=True))
+    for line in lines:
+        if not _KERNEL.match(line):
+            others.append(line)
+            continue
+        kernel, depth, opened = [line], 0, False
+        while depth > 0 or not opened:
+            line = next(lines)
+            kernel.append(line)
+            code = line.partition(b"//")[0]
+            depth += code.count(b"{") - code.count(b"}")
+            opened = opened or b"{" in code
+        kernels.append(b"".join(kernel))
+    return others, kernels
+
+
+def for_assembler(ptx: bytes) -> bytes:
+    """Returns PTX of CUDA 13 as PTX of 12.9, its kernels by length behind all else. It is the same
+    but for its version, or ptxas refuses it."""
+    others, kernels = _split(_VERSION.sub(b".version 8.8", ptx))
+    return b"".join([*others, *sorted(kernels, key=len)])
+
+
+def for_drivers(ptx: bytes, arch: str) -> bytes:
+    """Returns PTX that a library keeps for GPUs to come. It gets the first version that knows its
+    architecture, such as "90a", whose first driver compiles it: 8.0, of CUDA 12.0, is the oldest
+    (PTX ISA, "Release Notes"). The pragma is of 8.3: it tells ptxas which bytes of a load are used,
+    and nothing needs it."""
+    old = re.fullmatch("[789][0-9]|90a", arch)
+    version = b"8.0" if old else {"100": b"8.6", "120": b"8.7"}.get(arch[:3])
+    if version is None:
+        return ptx
+    ptx = _VERSION.sub(b".version " + version, ptx)
+    return re.sub(rb"^.*\.pragma .used_bytes_mask .*\n", b"", ptx, flags=re.MULTILINE)
+
+
+def cicc(program: str, *arguments: str) -> None:
+    subprocess.run([program, *arguments], check=True)
+    ptx = Path(arguments[arguments.index("-o") + 1])
+    ptx.write_bytes(for_assembler(ptx.read_bytes()))
+
+
+def fatbinary(program: str, *arguments: str) -> None:
+    """Compresses as it is asked to, if it is asked; the default of CUDA 13 is zstd."""
+    for argument in arguments:
+        kept = re.fullmatch("--image3=kind=ptx,sm=([^,]*),file=(.*)", argument)
+        if kept:
+            ptx = Path(kept[2])
+            ptx.write_bytes(for_drivers(ptx.read_bytes(), kept[1]))
+    asked = any(argument.startswith("--compress-mode=") for argument in arguments)
+    subprocess.run([program, *([] if asked else ["--compress-mode=none"]), *arguments], check=True)
+    for argument in arguments:
+        option, _, name = argument.partition("=")
+        if option == "--embedded-fatbin" and not asked:
+            Path(name).write_text(pack_source(Path(name).read_text()))
+
+
+def main() -> int:
+    try:
+        {"cicc": cicc, "fatbinary": fatbinary}[sys.argv[1]](*sys.argv[2:])
+    except subprocess.CalledProcessError as failed:
+        return failed.returncode if failed.returncode > 0 else 1
+    except ValueError as problem:
+        print(f"nf4_fatbin: {problem}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What wheels for drivers of CUDA 12 do to PTX and to fat binaries."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from fat_binaries import EXACT, LZ4, ZSTD, fat_binary, image
+
+block = pytest.importorskip("lz4.block")
+
+sys.path += [str(ROOT / "bindings" / "python" / "build_backend"), str(ROOT / "tools")]
+
+import cuda_images  # noqa: E402
+import nf4_fatbin  # noqa: E402
+
+HEAD = """// made
+.version 9.0
+.target sm_80
+.version_of_mine
+"""
+LONG, SHORT = (
+    f".visible .entry {name}(\n\t.param .u64 x\n)\n{{\n{body}\tret;\n\n}}\n"
+    for name, body in (("long", "\tbar.sync 0;\n" * 3), ("short", ""))
+)
+WEAK = ".weak .entry middle()\n.maxntid 128, 1, 1\n{\n{ // a block }\n}\n\tret;\n}\n"
+FUNCTION = ".func (.param .b32 y) f()\n{\n\tret;\n}\n"
+HINT = '\t.pragma "used_bytes_mask 0xfff";\n'
+
+
+def test_ptxas_gets_kernels_by_length_behind_what_they_use():
+    made = HEAD + WEAK + "\t// .globl\tlong\n" + LONG + FUNCTION + HINT + SHORT
+    rest = HEAD.replace("version 9.0", "version 8.8") + "\t// .globl\tlong\n" + FUNCTION + HINT
+    assert nf4_fatbin.for_assembler(made.encode()).decode() == rest + SHORT + WEAK + LONG
+    assert nf4_fatbin.for_assembler((HEAD + FUNCTION).encode()).decode() == (
+        HEAD.replace("version 9.0", "version 8.8") + FUNCTION
+    )
+
+
+@pytest.mark.parametrize(
+    "arch, version",
+    [
+        *((arch, "8.0") for arch in ("75", "80", "86", "89", "90", "90a")),
+        *(("100", "8.6"), ("100a", "8.6"), ("120", "8.7"), ("121", "9.0")),
+    ],
+)
+def test_kept_ptx_is_as_old_as_its_architecture(arch, version):
+    """And has no pragma of later versions."""
+    made = HEAD + HINT + '\t.pragma "nounroll";\n' + SHORT
+    older = made.replace(HINT, "").replace("9.0", version)
+    expected = made if arch == "121" else older
+    assert nf4_fatbin.for_drivers(made.encode(), arch).decode() == expected
+
+
+CODE = b"\x7fELF\2\1\1\x33\7" + bytes(range(251)) * 300
+RANDOM = bytes(range(256))
+
+
+def packed(*made):
+    """The images once packed, each with its header and its data."""
+    library = nf4_fatbin.pack(fat_binary(*made))
+    found = [
+        (each, library[at : at + each.header], library[at + each.header :][: each.size])
+        for each, at in nf4_fatbin.images(library, 0)
+    ]
+    assert len(library) == 16 + sum(len(header) + len(data) for _, header, data in found)
+    return library, found
+
+
+def test_images_are_packed():
+    options = b"--fmad false".ljust(16, b"\0")
+    cubin = image(2, (7, 1), 90, EXACT, CODE + bytes(-len(CODE) % 8))
+    ptx = image(1, (8, 0), 75, 0, b".version 8.0\n" * 100, options)
+    library, found = packed(cubin, ptx)
+    for (each, header, data), before in zip(found, (cubin, ptx), strict=True):
+        code = before[each.header :]
+        assert each.size == len(data) < len(code) and each.size % 8 == 0
+        assert each.compressed <= each.size and not data[each.compressed :].strip(b"\0")
+        assert each.original == len(code)
+        unpacked = block.decompress(data[: each.compressed], uncompressed_size=len(code))
+        assert unpacked == code
+        # All else in the header is as before.
+        assert header[:8] == before[:8] and header[20:40] == before[20:40]
+        assert header[48:56] == before[48:56] and header[64:] == before[64 : each.header]
+        assert each.flags == nf4_fatbin.Image(*nf4_fatbin.IMAGE.unpack_from(before)).flags | LZ4
+    kinds = [(each.name, each.compression, each.driver) for each in cuda_images.images(library)]
+    assert kinds == [("sm_90a", "LZ4", (12, 0)), ("compute_75", "LZ4", (12, 0))]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        image(2, (7, 1), 80, LZ4, bytes(1000)),
+        image(2, (8, 1), 100, ZSTD, bytes(1000)),
+        image(1, (8, 0), 80, 0, RANDOM),
+    ],
+    ids=["LZ4", "zstd", "no smaller"],
+)
+def test_images_that_stay_as_they_are(made):
+    assert nf4_fatbin.pack(fat_binary(made)) == fat_binary(made)
+
+
+def source_of(data, words=None):
+    """As fatbinary of CUDA 13.0 writes it."""
+    quads = [f"0x{data[at : at + 8][::-1].hex()}" for at in range(0, len(data), 8)]
+    lines = [quads[at : at + 4] for at in range(0, len(quads), 4)]
+    asm = "".join(f'".quad {",".join(line)}\\n"\n' for line in lines)
+    return (
+        '#include "fatbinary_section.h"\nasm(\n".section .nv_fatbin, \\"a\\"\\n"\n".align 8\\n"\n'
+        f'"fatbinData:\\n"\n{asm}".text\\n");\nextern "C" {{\n'
+        f"extern const unsigned long long fatbinData[{words or len(quads)}];\n}}\n"
+        "static const __fatBinC_Wrapper_t w = {0x466243b1, 1, fatbinData, 0};\n"
+    )
+
+
+def test_the_source_of_a_fat_binary():
+    library = fat_binary(image(2, (7, 1), 80, data=CODE + bytes(-len(CODE) % 8)))
+    source = source_of(library)
+    last = source.rindex(",0x")
+    spaced = source[:last] + ", 0x" + source[last + 3 :]  # as the last word may be
+    for each in (source, spaced):
+        assert nf4_fatbin.pack_source(each) == source_of(nf4_fatbin.pack(library))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        source_of(fat_binary(image(2, (7, 1), 80)), words=7),
+        source_of(fat_binary(image(2, (7, 1), 80)).replace(b"\x50\xed", b"\x50\xee")),
+        source_of(fat_binary(image(3, (7, 1), 80))),
+    ],
+    ids=["empty", "length", "magic", "kind"],
+)
+def test_a_source_of_another_form(source):
+    with pytest.raises(ValueError, match="form is not known|image of kind 3"):
+        nf4_fatbin.pack_source(source)
+
+
+# It says what it was called with, and writes a source.
+FATBINARY = """
+import sys
+print(*sys.argv[1:], sep="\\n")
+for each in sys.argv[1:]:
+    if each.startswith("--embedded-fatbin="):
+        open(each.partition("=")[2], "w").write(sys.stdin.read())
+"""
+
+
+def run_fatbinary(folder, *arguments, source=""):
+    program = folder / "fatbinary"
+    program.write_text(f"#!{sys.executable}\n{FATBINARY}")
+    program.chmod(0o755)
+    return subprocess.run(
+        [sys.executable, nf4_fatbin.__file__, "fatbinary", program, *arguments],
+        input=source,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_wrapper_of_fatbinary(tmp_path):
+    ptx, cubin, written = (tmp_path / f"a kernel.{end}" for end in ("ptx", "cubin", "fatbin.c"))
+    ptx.write_text(HEAD)
+    cubin.write_text(HEAD)
+    arguments = ["-64", f"--image3=kind=ptx,sm=80,file={ptx}"]
+    arguments.append(f"--image3=kind=elf,sm=80,file={cubin}")
+    done = run_fatbinary(tmp_path, *arguments)
+    assert done.stdout.splitlines() == ["--compress-mode=none", *arguments]
+    assert ptx.read_text() == HEAD.replace("version 9.0", "version 8.0")
+    assert cubin.read_text() == HEAD
+    library = fat_binary(image(2, (7, 1), 80, data=bytes(4096)))
+    arguments.append(f"--embedded-fatbin={written}")
+    assert run_fatbinary(tmp_path, *arguments, source=source_of(library)).returncode == 0
+    assert written.read_text() == source_of(nf4_fatbin.pack(library))
+
+
+def test_another_compression_that_is_asked_for(tmp_path):
+    written = tmp_path / "kernel.fatbin.c"
+    arguments = ["--compress-mode=size", f"--embedded-fatbin={written}"]
+    done = run_fatbinary(tmp_path, *arguments, source="as zstd")
+    assert done.stdout.splitlines() == arguments
+    assert written.read_text() == "as zstd"
+
+
+def test_a_source_that_is_not_known_stops_the_build(tmp_path):
+    done = run_fatbinary(tmp_path, f"--embedded-fatbin={tmp_path / 'kernel.fatbin.c'}")
+    assert done.returncode == 1
+    assert done.stderr == "nf4_fatbin: fatbinary wrote a source whose form is not known\n"
