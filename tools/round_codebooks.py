@@ -31,7 +31,7 @@ import numpy as np
 # The shortest first: of factors that leave nothing to speak of, the first is taken.
 FACTORS = sorted((1 + i / 1024 for i in range(1024)), key=lambda x: x.as_integer_ratio()[1])
 NOTHING = 1e-14
-NO_ERROR = 1e-10  # of a mean; less is what binary64 leaves of it
+NO_ERROR = 1e-10  # a mean below it is a rounding error of binary64
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 WEIGHT_OF_MEAN = 64
 AROUND_ONE = 1 << 15  # over the unit of numbers from 1 to 2
@@ -61,7 +61,7 @@ DTYPES = (
 )
 
 
-# Of which there are tables: format, dtype, whether 1 is kept.
+# The tables: format, dtype, whether 1 is kept.
 KINDS = [
     (name, dtype, keep_one)
     for name in FORMATS

@@ -18,7 +18,7 @@ except ImportError as error:
 import nf4.torch
 
 TOKENS = torch.arange(16).view(1, 16)
-# By norm: that of rounding weights to 4 bits, which is about 0.1 for each product.
+# The error in the norm of rounding weights to 4 bits, which is about 0.1 for each product.
 ALLOWED = 0.4
 
 

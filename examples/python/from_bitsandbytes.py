@@ -42,7 +42,7 @@ def main() -> None:
         compress_statistics=True,
     )  # fmt: skip
     layer.weight.data = torch.randn(256, 512).bfloat16()
-    layer = layer.to(device)  # which quantizes it
+    layer = layer.to(device)  # quantizes it
 
     weight = nf4.dequantize(shared(layer.weight))
     theirs = dequantize_4bit(layer.weight.data, layer.weight.quant_state)

@@ -36,8 +36,8 @@ from nf4.torch import bitsandbytes as drop_in
 FORMS = ("dense", "quantize_model", "bitsandbytes", "drop-in", "convert")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
-# Of logits, beside a dense model's in fp32: bitsandbytes computes in bf16 on some CPUs. In a GPU's
-# bf16 the dense model has an error, too.
+# The error of logits against those of a dense model in fp32: bitsandbytes computes in bf16 on some
+# CPUs. In the bf16 of a GPU the dense model has an error, too.
 MOST_ERROR = 2e-2
 MOST_OF_DENSE = 1.5
 

@@ -9,7 +9,7 @@ import nf4
 import numpy as np
 
 HIDDEN, INTERMEDIATE, TOKENS = 512, 1376, 16
-# By norm: three products in bfloat16, each off by 4e-3 at most, and what is rounded between them.
+# The error in the norm: three products in bfloat16, each off by at most 4e-3, and roundings.
 ALLOWED = 4 * 4e-3
 
 

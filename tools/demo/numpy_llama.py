@@ -17,7 +17,7 @@ import nf4
 import numpy as np
 from nf4.checkpoint import FormatError
 
-# Of a text at once: bounds the memory that logits take.
+# Rows of a text at once, which bounds the memory of logits.
 _ROWS = 256
 
 

@@ -44,7 +44,7 @@ def _as_list(paragraph: str) -> str:
 def markdown(docstring: str) -> str:
     paragraphs = re.split(r"\n{2,}", docstring)
     return "\n\n".join(
-        # What is indented as a whole is code.
+        # A paragraph that is indented as a whole is code.
         each if each.startswith("    ") else _DUNDER.sub(r"`\1`", _as_list(each))
         for each in paragraphs
     )

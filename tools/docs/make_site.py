@@ -29,9 +29,9 @@ PAGES = (
     "examples",
     "include",
 )
-SOURCES = ("lib", "bench/nf4bench")  # which pages link to
+SOURCES = ("lib", "bench/nf4bench")  # folders that pages link to
 _SECTION = re.compile(r"^/\* -{3,} (.+?) -+ \*/$", re.MULTILINE)
-# What a declaration declares: a function, or a struct.
+# The name that a declaration declares: a function, or a struct.
 _NAME = re.compile(r"^NF4_API [^;(]*?(\w+)\(|^\} (\w+);", re.MULTILINE)
 
 

@@ -35,7 +35,7 @@ CUDA_WHEELS = [
 # The last of CUDA 12, which know every architecture, and what nf4_fatbin.py compresses with.
 CUDA_12_WHEELS = ["nvidia-cuda-nvcc-cu12==12.9.*", "nvidia-cuda-runtime-cu12==12.9.*", "lz4>=4.3"]
 _HAVE_WHEELS = ("Linux-x86_64", "Linux-aarch64")
-# Those that Meson tries.
+# The compilers that Meson tries.
 _CPP_COMPILERS = ("c++", "g++", "clang++", "nvc++", "pgc++", "icpc", "icpx")
 
 

@@ -95,7 +95,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":  # the library's, which is loaded when it is first asked
         return version()
-    if name in ("load", "save"):  # what reads files imports what is above
+    if name in ("load", "save"):  # nf4.checkpoint imports what is above
         from nf4.checkpoint import tensors
 
         return getattr(tensors, name)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Names a folder to use in place of the user's; "0" means that no costs are read.
 VARIABLE = "NF4_COSTS"
 _MOST_BYTES = 64 << 10
-_MOST_GPUS = 8  # of a text
+_MOST_GPUS = 8  # the most GPUs in a text
 _END = "end\n"
 # The handles of the libraries that have costs of this module. Costs that the program set by
 # nf4_set_costs are not removed.

@@ -26,7 +26,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def _is_command() -> bool:
     """Whether the process is `python -m nf4` or this package's script `nf4`."""
-    if sys.argv[:1] == ["-m"]:  # as long as packages are imported to find the module to run
+    if sys.argv[:1] == ["-m"]:  # while packages are imported to find the module to run
         return sys.orig_argv[-len(sys.argv)] in ("nf4", "-mnf4")
     script = sys.argv[0] if sys.argv else ""
     return os.path.basename(script) == "nf4" and _calls_main(script)

@@ -22,7 +22,7 @@ Into = TypeVar("Into", bound=Int4Tensor[Any])
 
 _DEFAULT_LAYOUT: dict[str, Any] = {"layout": "gptq", "group_size": 128}
 _KIND = "an Int4Tensor"
-_SORTED = ("packed", "permutation")  # what reorder writes
+_SORTED = ("packed", "permutation")  # the parts that reorder writes
 # The caller's names for arguments that have others in C.
 _REORDER_NAMES = {f"{name} of `to`": f"{name} of out" for name in _SORTED}
 

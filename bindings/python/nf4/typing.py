@@ -84,6 +84,6 @@ ArrayLike: TypeAlias = np.ndarray | SupportsDLPack | SupportsCudaArrayInterface
 # An array, or the address of one.
 MemoryLike: TypeAlias = ArrayLike | SupportsIndex
 
-# What comes back as what it was given as.
+# The result has the type of the argument.
 Array = TypeVar("Array", np.ndarray, "torch.Tensor")
 Out = TypeVar("Out", bound=MemoryLike)

@@ -32,7 +32,7 @@ class Weight(Generic[Packed]):
     packed: Packed
     shape: tuple[int, ...]
 
-    # What the names of C's functions for this kind of weight begin with.
+    # The prefix of the C functions for this kind of weight.
     prefix: ClassVar[str]
 
     def descriptor(self) -> Structure:

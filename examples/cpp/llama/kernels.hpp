@@ -21,7 +21,7 @@
 using nf4::require;
 
 constexpr int kVector = 16;    // numbers, or half as many, that a thread loads together
-constexpr int kThreads = 512;  // of a block
+constexpr int kThreads = 512;  // threads of a block
 constexpr int kTile = 2048;    // keys whose scores attention has at a time
 
 // A token at a position of a sequence.

@@ -174,7 +174,7 @@ void generate(const Options &options, Backend backend) {
   Llama<Backend> model(checkpoint, backend, options.prompts.size(), context);
 
   std::vector<std::string> lines(options.prompts.size());
-  std::vector<double> times;  // of prefill, then of each step; milliseconds
+  std::vector<double> times;  // milliseconds of prefill, then of each step
   for (int64_t step = 0; step < tokens; ++step) {
     const auto began = std::chrono::steady_clock::now();
     step == 0 ? model.prefill(options.prompts) : model.decode();

@@ -127,7 +127,7 @@ def require_frozen(weight: Parts) -> None:
 def _keep(ctx: Any, weight: Parts) -> None:
     """For the backward pass."""
     require_frozen(weight)
-    if ctx.needs_input_grad[0]:  # that of a bias needs no weight
+    if ctx.needs_input_grad[0]:  # the gradient of a bias needs no weight
         ctx.save_for_backward(*weight.tensors)
     ctx.kind, ctx.spec = type(weight), weight.spec
 
@@ -342,7 +342,7 @@ def linear(x: Tensor, bias: Tensor | None, weight: Parts) -> Tensor:
         if _private.any_autocast():
             x, bias = cast(x, bias)
         records, y = torch.is_grad_enabled(), _fast.linear(x, bias, weight, _kernels.peer)
-        if y is not None:  # of a weight that requires no grad
+        if y is not None:  # the weight requires no grad
             if records and _private.any_requires_grad(x, bias):
                 return _Recorded.apply(x, bias, (y, weight))
             return y

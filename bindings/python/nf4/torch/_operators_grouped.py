@@ -164,7 +164,7 @@ def _pairs_grad(grad_y: Tensor, ends: Tensor, weight: Stack) -> Tensor:
         ends.contiguous(),
         threads=0 if grad_y.is_cuda else torch.get_num_threads(),
     )
-    # What rows without an expert have is unspecified.
+    # The contents of rows without an expert are unspecified.
     outside = experts_of(ends, len(pairs)) >= len(ends)
     return pairs.masked_fill_(outside[:, None], 0)
 
@@ -240,7 +240,7 @@ def _linear_grad_backward(kind: type[Stack], ctx: Any, grad: Tensor) -> tuple[Te
     made = None
     if ctx.needs_input_grad[0]:
         made = _OPERATORS[kind].forward(grad, ends, x_index, None, *tensors, *ctx.rest)
-        # What rows without an expert have is unspecified.
+        # The contents of rows without an expert are unspecified.
         inside = experts_of(ends, ctx.m) < ends.shape[0]
         made = torch.where(inside[:, None], made, 0)
     return made, None, None, None, *[None] * (len(tensors) + len(ctx.rest))

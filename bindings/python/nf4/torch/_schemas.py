@@ -51,7 +51,7 @@ _TENSORS = (
 )
 _INT4_TENSORS = "Tensor packed, Tensor scales, Tensor? zeros, Tensor? g_idx, Tensor? permutation"
 _MATRIX = "int rows, int cols"
-# Of a kind of weight: what its operators' names end with, and the arguments for one.
+# For each kind of weight: the end of its operators' names, and the arguments for one weight.
 _KINDS = {
     WeightParts: (
         "",
@@ -141,7 +141,7 @@ def _defined_columns(count: int) -> Any:
 
 
 OPERATORS = {kind: _defined(*strings) for kind, strings in _KINDS.items()}
-# By how many weights there are. C++ has the same numbers.
+# Operators by the number of weights. C++ has the same numbers.
 BATCHES = {
     kind: {count: _defined_batch(count, *strings) for count in (2, 3)}
     for kind, strings in _KINDS.items()

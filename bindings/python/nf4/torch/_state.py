@@ -154,7 +154,7 @@ def load(parts: dict[str, Tensor]) -> Loaded:
 
 
 def require_quant_state(name: str, state: object) -> None:
-    if not hasattr(state, "state2"):  # which no other class has
+    if not hasattr(state, "state2"):  # no other class has it
         raise InvalidArgument(f"{name} is {kind_of(state)}; expected a QuantState of bitsandbytes")
 
 

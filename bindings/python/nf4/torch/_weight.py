@@ -110,7 +110,7 @@ def _format_of(code: int) -> Any:
     rules = {number: rule for rule, number in _convert.SCALE_RULES.get(name, {}).items()}
     rule = code >> _RULE_SHIFT
     if not name or (rule and rule not in rules):
-        return code  # which no format is, as Spec.of says
+        return code  # no format has this name; Spec.of says so
     return f"{name}:{rules[rule]}" if rule else name
 
 

@@ -66,7 +66,7 @@ def convert(model: nn.Module, *, siblings: bool | Literal["all"] = True) -> list
     if "transformers.quantizers.quantizer_bnb_4bit" in sys.modules and not any(
         isinstance(each, linear4bit()) for each in model.modules()
     ):
-        from nf4.torch import _marks  # which imports transformers
+        from nf4.torch import _marks  # imports transformers
 
         _marks.take_over(model)
     if siblings:

@@ -60,7 +60,7 @@ def load(
         if any(is_stack(each) or isinstance(each, E2m1Weight) for each in found.weights.values()):
             return _by_tensors(path, dtype, moved_to)
         weights, act_order = _integer_weights(checkpoint, found)
-        from nf4.torch import _int4_quantizer  # which imports transformers
+        from nf4.torch import _int4_quantizer  # imports transformers
 
         model = _int4_quantizer.load_model(checkpoint, weights, act_order, wanted)
     _siblings.join(model)

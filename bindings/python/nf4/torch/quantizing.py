@@ -129,7 +129,7 @@ def quantize_model(
     _siblings.join(model)
     if moved_to is not None:
         model.to(moved_to)
-    from nf4.torch import _marks  # which imports transformers
+    from nf4.torch import _marks  # imports transformers
 
     _marks.mark(model, plan.config)
     del _unfinished[model]
@@ -153,7 +153,7 @@ _unfinished: weakref.WeakKeyDictionary[nn.Module, _Plan] = weakref.WeakKeyDictio
 def _plan(model: PreTrainedModel, options: QuantizeOptions) -> _Plan:
     if any(map(is_in_4_bits, model.modules())):
         raise InvalidArgument(_QUANTIZED)
-    from nf4.torch import _dense_model  # which imports transformers
+    from nf4.torch import _dense_model  # imports transformers
 
     modules, stacks, config = _dense_model.choose(model, options)
     if not modules and not stacks:

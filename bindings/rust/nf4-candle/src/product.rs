@@ -52,7 +52,7 @@ impl Weights {
 
 pub(crate) struct Product {
     weights: Arc<Weights>,
-    /// Of the output of which weight this is the gradient.
+    /// The weight whose output this is the gradient of.
     gradient_of: Option<usize>,
 }
 

@@ -7,7 +7,7 @@ use nf4_candle::QuantizedLinear;
 const ROWS: usize = 192;
 const COLS: usize = 256;
 
-/// What the 2-norm of a difference may be of that of the values.
+/// The largest 2-norm of a difference, as a share of that of the values.
 fn allowed(dtype: DType) -> f32 {
     match dtype {
         DType::F32 => 1e-5,

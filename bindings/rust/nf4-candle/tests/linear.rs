@@ -100,7 +100,7 @@ fn joined_weights_are_one() -> Result<()> {
     Ok(())
 }
 
-/// Of one row in the launch, of more after it, with a bias or without; and the gradient reaches the sum.
+/// The launch adds it for one row, a later kernel for more, with a bias or without; the gradient reaches the sum.
 #[test]
 fn a_sum_is_added() -> Result<()> {
     for (rows, bias) in [(1, None), (3, None), (1, Some(bias()?))] {

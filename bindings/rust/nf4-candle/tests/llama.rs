@@ -64,7 +64,7 @@ fn tokens(key: &str) -> Vec<u32> {
         .collect()
 }
 
-/// What the prompt's logits differ by from those of transformers in fp32.
+/// The differences of the prompt's logits from those of transformers in fp32.
 fn errors(model: Llama) -> candle_core::Result<Vec<f64>> {
     let prompt = tokens("prompt");
     let logits = Session::new(&model, prompt.len())?.prefill(&prompt)?;
@@ -93,7 +93,7 @@ fn logits_are_those_of_transformers() -> candle_core::Result<()> {
     Ok(())
 }
 
-/// As of `nf4 quantize --skip layers.0`, or of `q_proj`.
+/// Checkpoints as `nf4 quantize --skip layers.0`, or `--skip q_proj`, writes them.
 #[test]
 fn layers_may_be_dense() -> candle_core::Result<()> {
     let of_a_layer = |name: &str| name.starts_with("model.layers.0.");

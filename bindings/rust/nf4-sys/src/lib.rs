@@ -13,7 +13,7 @@
 #![allow(clippy::missing_safety_doc)]
 #![allow(rustdoc::broken_intra_doc_links, rustdoc::invalid_html_tags)]
 
-/// What becomes of the functions that bindgen found: they are linked.
+/// Declares the functions that bindgen found: they are linked.
 #[cfg(not(feature = "dynamic-loading"))]
 macro_rules! functions {
     ($($declarations:tt)*) => { extern "C" { $($declarations)* } };

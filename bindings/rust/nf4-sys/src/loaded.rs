@@ -15,7 +15,7 @@ use libloading::Library;
 
 use crate::bindings::{Functions, NF4_VERSION_MAJOR, NF4_VERSION_MINOR};
 
-/// What becomes of the functions that bindgen found: each calls the one of the library, from a
+/// Defines the functions that bindgen found: each calls the one of the library, from a
 /// table of them all, and aborts the process where the library cannot be loaded. They have the types
 /// of linked ones.
 macro_rules! functions {
@@ -152,7 +152,7 @@ unsafe fn open(path: &OsStr) -> Result<Functions, LoadError> {
     unsafe { Functions::of(library) }.map_err(not_ours)
 }
 
-/// What the system's loader said.
+/// The message of the system's loader.
 fn reason(error: libloading::Error) -> String {
     match error.source() {
         Some(said) => said.to_string(),

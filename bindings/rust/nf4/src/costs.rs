@@ -103,7 +103,7 @@ fn load_costs_in(folder: &Path) -> Vec<CostsFile> {
     }
     if !used.is_empty() {
         let all = set_costs(Some(&joined(&used)));
-        debug_assert!(all.is_ok(), "{all:?}"); // as it was when the last file was added
+        debug_assert!(all.is_ok(), "{all:?}"); // it was when the last file was added
     }
     files
 }

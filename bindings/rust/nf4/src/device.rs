@@ -200,7 +200,7 @@ impl<T> Clone for DeviceSlice<T> {
 
 impl<T> Copy for DeviceSlice<T> {}
 
-/// What both slices have.
+/// The methods of both slices.
 macro_rules! device_slice {
     ($slice:ident, $type:ty) => {
         impl<T> $type {

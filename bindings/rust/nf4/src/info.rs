@@ -19,7 +19,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// That of the header which this crate was made from.
+    /// The version of the header from which this crate was made.
     const HEADER: Version = Version {
         major: sys::NF4_VERSION_MAJOR as u32,
         minor: sys::NF4_VERSION_MINOR as u32,

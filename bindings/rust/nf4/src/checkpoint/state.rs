@@ -29,7 +29,7 @@ pub(super) struct State {
     pub nested_offset: f32,
 }
 
-/// What the JSON says under a key for the format `suffix`, or which field is wrong.
+/// Parses the JSON under a key for the format `suffix`, or names the field that is wrong.
 pub(super) fn parse(json: &[u8], suffix: &str, format: Format) -> Result<State, String> {
     let fields = super::json::parse(json)?;
     let wrong = |field: &str| format!("{field} is {}", fields[field]);
@@ -45,7 +45,7 @@ pub(super) fn parse(json: &[u8], suffix: &str, format: Format) -> Result<State, 
     let dtype = DTYPES.iter().find(|(name, _)| fields["dtype"] == *name);
     let (_, dtype) = dtype.ok_or_else(|| wrong("dtype"))?;
     let shape = shape(&fields["shape"]).ok_or_else(|| wrong("shape"))?;
-    // As matmul sees a weight of more dimensions: all but the last are rows.
+    // matmul takes all dimensions but the last for rows.
     let cols = shape[shape.len() - 1];
     let rows = shape[..shape.len() - 1]
         .iter()

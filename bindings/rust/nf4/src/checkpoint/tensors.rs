@@ -25,7 +25,7 @@ struct Part<B> {
 /// other bytes.
 pub struct Checkpoint<B = Mmap> {
     parts: Vec<Part<B>>,
-    /// Which part has a tensor.
+    /// The part that has a tensor.
     pub(super) index: HashMap<String, usize>,
 }
 

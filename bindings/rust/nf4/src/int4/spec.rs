@@ -150,7 +150,7 @@ impl Int4Spec {
             layout: self.layout.as_raw(),
             scales_dtype: self.scales_dtype.as_raw(),
             group_size: group_size.transpose()?.unwrap_or(-1),
-            zero_offset: 0, // of zero points that are stored alone
+            zero_offset: 0, // zero points are stored as they are
             rows: convert("rows", self.rows)?,
             cols: convert("cols", self.cols)?,
             packed: ptr::null_mut(),
