@@ -19,7 +19,7 @@ from nf4.checkpoint.e2m1_audit import usable_global_scales
 from nf4.checkpoint.e2m1_layouts import MXFP4, WRITTEN, Layout
 from nf4.checkpoint.e2m1_plan import E2m1Plan, e2m1_config
 from nf4.checkpoint.errors import FormatError, OptionError
-from nf4.checkpoint.header import TensorInfo, TensorSpec
+from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.output import Progress, write_checkpoint
 from nf4.checkpoint.quantization import quantization, without_quantization
 from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of
@@ -27,9 +27,9 @@ from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import architectures, choose_rules, untied
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import OF_AN_EXPERT, is_stack
-from nf4.checkpoint.steps import Copy, Result, Step
+from nf4.checkpoint.steps import Copy, FromWeight, Result, Step
 from nf4.checkpoint.transaction import DirectoryTarget, FileTarget
-from nf4.checkpoint.weights import Survey, Weight
+from nf4.checkpoint.weights import Survey
 from nf4.checkpoint.writer import SafetensorsWriter
 from nf4.tensor import QuantizedTensor
 
@@ -39,24 +39,12 @@ _MAGNITUDES = np.array([0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
-class Relabel:
+class Relabel(FromWeight):
     """The step that writes a weight in another layout. The codes and the scales of blocks stay."""
 
-    checkpoint: Checkpoint
     weight: E2m1Weight
     plan: E2m1Plan
     global_scale: np.ndarray | None
-
-    @property
-    def name(self) -> str:
-        return self.weight.name
-
-    @property
-    def bytes_in(self) -> int:
-        return self.weight.nbytes
-
-    def specs(self) -> list[TensorSpec]:
-        return self.plan.specs()
 
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         started = time.perf_counter()
@@ -70,24 +58,11 @@ class Relabel:
 
 
 @dataclasses.dataclass(frozen=True)
-class ToNF4:
+class ToNF4(FromWeight):
     """The step that quantizes a weight to NF4, and measures what is lost."""
 
-    checkpoint: Checkpoint
-    weight: Weight
     plan: Plan
     threads: int
-
-    @property
-    def name(self) -> str:
-        return self.weight.name
-
-    @property
-    def bytes_in(self) -> int:
-        return self.weight.nbytes
-
-    def specs(self) -> list[TensorSpec]:
-        return self.plan.specs()
 
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         started = time.perf_counter()

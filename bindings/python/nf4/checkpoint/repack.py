@@ -10,7 +10,7 @@ from typing import Any
 from nf4.checkpoint.e2m1 import E2m1Weight
 from nf4.checkpoint.e2m1_repack import convert_floats
 from nf4.checkpoint.errors import FormatError, OptionError
-from nf4.checkpoint.header import TensorInfo, TensorSpec
+from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.int4 import BORROWS, Int4Weight
 from nf4.checkpoint.int4_config import METHOD_OF, Settings
 from nf4.checkpoint.int4_layouts import (
@@ -29,7 +29,7 @@ from nf4.checkpoint.quantization import quantization, without_quantization
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import architectures, untied
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.steps import Copy, Result, Step
+from nf4.checkpoint.steps import Copy, FromWeight, Result, Step
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.checkpoint.writer import SafetensorsWriter
 
@@ -49,23 +49,11 @@ TARGETS: dict[str, set[type[Weight]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Repack:
+class Repack(FromWeight):
     """The step that converts a weight to another layout."""
 
-    checkpoint: Checkpoint
     weight: Int4Weight
     plan: Int4Plan
-
-    @property
-    def name(self) -> str:
-        return self.weight.name
-
-    @property
-    def bytes_in(self) -> int:
-        return self.weight.nbytes
-
-    def specs(self) -> list[TensorSpec]:
-        return self.plan.specs()
 
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         weight, to, started = self.weight, self.plan.layout, time.perf_counter()

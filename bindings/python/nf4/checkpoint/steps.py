@@ -111,6 +111,26 @@ class _FromTensor:
 
 
 @dataclasses.dataclass(frozen=True)
+class FromWeight:
+    """A step that reads a 4-bit weight and writes the tensors of a plan in its place."""
+
+    checkpoint: Checkpoint
+    weight: Weight
+    plan: Plan | Int4Plan | E2m1Plan
+
+    @property
+    def name(self) -> str:
+        return self.weight.name
+
+    @property
+    def bytes_in(self) -> int:
+        return self.weight.nbytes
+
+    def specs(self) -> Sequence[TensorSpec]:
+        return self.plan.specs()
+
+
+@dataclasses.dataclass(frozen=True)
 class Copy(_FromTensor):
     """Copies a tensor's bytes. dense: it is not part of a 4-bit weight."""
 
