@@ -27,6 +27,8 @@ SCALE_RULES = {
     "mxfp4": {"floor": _abi.SCALE_FLOOR, "even": _abi.SCALE_EVEN, "ceil": _abi.SCALE_CEIL},
     "nvfp4": {"factor": _abi.GLOBAL_FACTOR, "divisor": _abi.GLOBAL_DIVISOR},
 }
+# The blocksize and the nested_blocksize that a format has unless others are given.
+_BLOCKSIZES = {"nf4": (64, 256), "fp4": (64, 256), "mxfp4": (32, 0), "nvfp4": (16, 0)}
 # The nf4_int4_layout, and what is added to the zeros that it stores.
 INT4_LAYOUTS = {
     "gptq": (_abi.INT4_GPTQ, 1),
@@ -103,6 +105,17 @@ def scale_rule(format: str, value: Any) -> int:
         expected = f"None or {_one_of(rules)}" if rules else f'None for "{format}"'
         raise InvalidArgument(f"scale_rule is {shown(value)}; expected {expected}")
     return rules[value]
+
+
+def blocksizes(format: Any, blocksize: Any, nested_blocksize: Any) -> tuple[int, int]:
+    """Both as 32-bit integers. None is the format's default."""
+    format_code(format)
+    given = {"blocksize": blocksize, "nested_blocksize": nested_blocksize}
+    first, second = (
+        default if value is None else integer(name, value, 32)
+        for (name, value), default in zip(given.items(), _BLOCKSIZES[format], strict=True)
+    )
+    return first, second
 
 
 def _one_of(names: Iterable[str]) -> str:

@@ -32,8 +32,6 @@ Into = TypeVar("Into", bound=QuantizedTensor[Any])
 
 # The caller's names for arguments that have others in C.
 QUANTIZE_NAMES = {"in": "array", "workspace_bytes": "the size of workspace in bytes"}
-_DEFAULT_LAYOUT = {"format": "nf4", "blocksize": 64, "nested_blocksize": 256}
-_DEFAULT_BLOCKSIZES = {"mxfp4": 32, "nvfp4": 16}
 _WRITTEN = ("packed", "absmax", "nested_absmax", "nested_offset")
 
 
@@ -57,24 +55,24 @@ def _new_weight(
     """An uninitialised weight where the source is."""
     torch, empty = source.torch, part_maker(source, stream, "a QuantizedTensor")
     dtype = source.require_float()
-    given = {key: value for key, value in layout.items() if value is not None}
-    defaults: dict[str, Any] = _DEFAULT_LAYOUT
-    scale_bytes = given.get("format") in _DEFAULT_BLOCKSIZES
-    if scale_bytes:
-        defaults = {"blocksize": _DEFAULT_BLOCKSIZES[given["format"]], "nested_blocksize": 0}
-    layout = defaults | given
-    codebook = layout.pop("codebook", None)
-    scale_rule = layout.pop("scale_rule", None)
-    counts = sizes(source.shape, **layout)
+    codebook, scale_rule = layout["codebook"], layout["scale_rule"]
+    format = "nf4" if layout["format"] is None else layout["format"]
+    blocksize, nested_blocksize = _convert.blocksizes(
+        format, layout["blocksize"], layout["nested_blocksize"]
+    )
+    counts = sizes(
+        source.shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize
+    )
+    scale_bytes = format in _convert.SCALE_RULES
     nested = {}
-    if layout["format"] == "nvfp4":
+    if format == "nvfp4":
         divides = _convert.scale_rule("nvfp4", scale_rule) == _abi.GLOBAL_DIVISOR
         nested["nested_absmax"] = scales = empty(counts.nested_blocks, "fp32")
         if counts.elements != 0:
-            rows = layout["nested_blocksize"] or counts.elements
+            rows = nested_blocksize or counts.elements
             with contextlib.nullcontext() if torch is None else torch.working_on(stream):
                 write_global_scales(_array(source), rows, divides, scales)
-    elif not scale_bytes and layout["nested_blocksize"] != 0:
+    elif not scale_bytes and nested_blocksize != 0:
         offset = empty((), "fp32")
         if counts.elements == 0:  # no mean of scales is written then
             offset[...] = 0
@@ -90,8 +88,10 @@ def _new_weight(
         scale_rule=scale_rule,
         shape=source.shape,
         dtype=dtype,
+        format=format,
+        blocksize=blocksize,
+        nested_blocksize=nested_blocksize,
         **nested,
-        **layout,
     )
 
 

@@ -78,8 +78,8 @@ def sizes(
     shape: Iterable[int],
     *,
     format: FormatName = "nf4",
-    blocksize: int = 64,
-    nested_blocksize: int = 256,
+    blocksize: int | None = None,
+    nested_blocksize: int | None = None,
 ) -> Sizes:
     """The sizes to allocate for a weight of this shape.
 
@@ -87,7 +87,8 @@ def sizes(
 
     Raises InvalidArgument.
     """
-    return sizes_of(descriptor(shape, format, blocksize, nested_blocksize))
+    own = _convert.blocksizes(format, blocksize, nested_blocksize)
+    return sizes_of(descriptor(shape, format, *own))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

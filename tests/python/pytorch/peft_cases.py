@@ -17,6 +17,7 @@ from torch import nn
 
 IN, OUT, RANK = 128, 192, 8
 BASES = ("NF4Linear", "Linear4bit", "Int4Linear")
+FORMATS = ("nf4", "mxfp4", "nvfp4")
 
 
 class Model(nn.Module):
@@ -30,7 +31,8 @@ class Model(nn.Module):
         return self.linear(x)
 
 
-def base(kind: str, dtype: torch.dtype, bias: bool) -> nn.Module:
+def base(kind: str, dtype: torch.dtype, bias: bool, format: str = "nf4") -> nn.Module:
+    """format: of an NF4Linear."""
     weight = torch.randn(OUT, IN, dtype=dtype) * IN**-0.5
     made = bnb.nn.Linear4bit(IN, OUT, bias=bias, compute_dtype=dtype, quant_type="nf4")
     made.support_avx512bf16_for_cpu = False
@@ -38,10 +40,12 @@ def base(kind: str, dtype: torch.dtype, bias: bool) -> nn.Module:
     made = made.to("cpu")
     if bias:
         made.bias = nn.Parameter(torch.randn(OUT, dtype=dtype), requires_grad=False)
+    linear = nn.Linear(IN, OUT, bias=False)
+    linear.weight, linear.bias = nn.Parameter(weight), made.bias
     if kind == "Int4Linear":
-        linear = nn.Linear(IN, OUT, bias=False)
-        linear.weight, linear.bias = nn.Parameter(weight), made.bias
         return nf4.torch.Int4Linear.from_linear(linear, group_size=32, compute_dtype=dtype)
+    if format != "nf4":
+        return nf4.torch.NF4Linear.from_linear(linear, format=format, compute_dtype=dtype)
     return made if kind == "Linear4bit" else nf4.torch.NF4Linear.from_bitsandbytes(made)
 
 
@@ -72,9 +76,11 @@ def randomize(model: nn.Module, seed: int, dtype: torch.dtype = torch.float32) -
             parameter.data = parameter.data.abs() + 0.5
 
 
-def pair(kind: str, dtype=torch.float32, bias=False, **options) -> list[peft.PeftModel]:
+def pair(
+    kind: str, dtype=torch.float32, bias=False, format="nf4", **options
+) -> list[peft.PeftModel]:
     """Over 4 bits, and over the dense weight."""
-    linear = base(kind, dtype, bias)
+    linear = base(kind, dtype, bias, format)
     return [adapted(each, **options) for each in (linear, dense(linear))]
 
 

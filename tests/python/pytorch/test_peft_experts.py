@@ -15,6 +15,7 @@ import peft  # noqa: E402
 import torch  # noqa: E402
 from experts_cases import MODELS, TOKENS, dense_twin, qwen3  # noqa: E402
 from nf4.torch import NF4Experts, quantize_model  # noqa: E402
+from nf4.torch.experts import quantize_stack  # noqa: E402
 
 TARGETS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
@@ -129,6 +130,23 @@ def test_merging_quantizes_the_sum(name):
     unloaded = model.merge_and_unload(safe_merge=True)
     assert sum(isinstance(each, NF4Experts) for each in unloaded.modules()) == 4
     assert not any("lora_" in key for key in unloaded.state_dict())
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_merging_into_other_formats(format):
+    torch.manual_seed(0)
+    model = MODELS["qwen3"]()
+    for name in [name for name, _ in model.named_parameters() if name.endswith(tuple(TARGETS))]:
+        quantize_stack(model, name, None, format=format)
+    twin = adapted(dense_twin(model))
+    model = adapted(model)
+    require_near(step(model)[0], step(twin)[0], 1e-5)
+    merged, dense = model.merge_and_unload(safe_merge=True), twin.merge_and_unload()
+    stacks = {n: m for n, m in merged.named_modules() if isinstance(m, NF4Experts)}
+    assert len(stacks) == 4
+    for name, stack in stacks.items():
+        assert stack.format == format
+        require_near(stack.dequantize(), dense.get_parameter(name), 0.13)
 
 
 def test_packed_bytes_are_no_target():

@@ -16,6 +16,7 @@ import peft  # noqa: E402
 import torch  # noqa: E402
 from nf4.errors import InvalidArgument  # noqa: E402
 from peft_cases import (  # noqa: E402
+    FORMATS,
     IN,
     OUT,
     adapted,
@@ -40,16 +41,21 @@ def weight(model: torch.nn.Module) -> torch.Tensor:
     return made.weight.detach()
 
 
-def requantized(of: torch.Tensor) -> torch.Tensor:
-    made = nf4.torch.quantize(of, blocksize=64, nested_blocksize=256)
+def requantized(of: torch.Tensor, format: str = "nf4") -> torch.Tensor:
+    rule = "even" if format == "mxfp4" else None
+    made = nf4.torch.quantize(of, format=format, scale_rule=rule)
     return nf4.torch.dequantize(made, "fp32")
 
 
-@pytest.mark.parametrize("kind", ["lora.Linear", "lora.bnb.Linear4bit"])
+@pytest.mark.parametrize(
+    ("kind", "format"),
+    [*(("lora.Linear", each) for each in FORMATS), ("lora.bnb.Linear4bit", "nf4")],
+)
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"use_rslora": True}])
 @pytest.mark.parametrize("safe", [False, True])
-def test_merge_and_unmerge(kind, options, safe):
-    ours, theirs = pair("NF4Linear" if kind == "lora.Linear" else "Linear4bit", **options)
+def test_merge_and_unmerge(kind, format, options, safe):
+    layers = "NF4Linear" if kind == "lora.Linear" else "Linear4bit"
+    ours, theirs = pair(layers, format=format, **options)
     if kind == "lora.bnb.Linear4bit":
         nf4.torch.convert(ours)
         assert isinstance(layer_of(ours).base_layer, nf4.torch.NF4Linear)
@@ -58,7 +64,7 @@ def test_merge_and_unmerge(kind, options, safe):
         layer_of(each).lora_B["default"].weight.data /= 16
         each.merge_adapter(safe_merge=safe)
     assert layer_of(ours).merged
-    require_equal([weight(ours)], [requantized(weight(theirs))], 1e-2)
+    require_equal([weight(ours)], [requantized(weight(theirs), format)], 1e-2)
     x = torch.randn(3, IN)
     require_equal([ours(x)], [theirs(x)], QUANTIZED)
     for each in (ours, theirs):
@@ -80,8 +86,9 @@ def test_merging_is_that_of_a_linear4bit():
     require_equal([weight(ours)], [expected], 1e-2)  # of ties, the codes may differ
 
 
-def test_two_adapters_are_merged_in_turn():
-    ours, theirs = pair("NF4Linear")
+@pytest.mark.parametrize("format", FORMATS)
+def test_two_adapters_are_merged_in_turn(format):
+    ours, theirs = pair("NF4Linear", format=format)
     for each in (ours, theirs):
         each.add_adapter("other", peft.LoraConfig(r=4, lora_alpha=4, target_modules=["linear"]))
         randomize(each, 3)
@@ -93,11 +100,13 @@ def test_two_adapters_are_merged_in_turn():
     assert layer_of(ours).merged_adapters == []
 
 
-def test_merge_and_unload_gives_an_nf4linear():
-    ours, theirs = pair("NF4Linear", bias=True, lora_bias=True)
+@pytest.mark.parametrize("format", FORMATS)
+def test_merge_and_unload_gives_an_nf4linear(format):
+    ours, theirs = pair("NF4Linear", bias=True, lora_bias=True, format=format)
     made, expected = ours.merge_and_unload(), theirs.merge_and_unload()
     assert type(made.linear) is nf4.torch.NF4Linear
     assert made.linear.compute_dtype == torch.float32 and made.linear.dtype_before == "fp32"
+    assert made.linear.format == format
     require_equal([made.linear.bias], [expected.linear.bias], 1e-6)
     x = torch.randn(3, IN)
     require_equal([made(x)], [expected(x)], QUANTIZED)
@@ -178,12 +187,17 @@ def test_merging_twice_and_unmerging_nothing():
         layer_of(ours).unmerge()
 
 
-def test_requantize():
-    linear = base("NF4Linear", torch.bfloat16, False)
+@pytest.mark.parametrize("format", FORMATS)
+def test_requantize(format):
+    linear = base("NF4Linear", torch.bfloat16, False, format)
+    same = linear.dequantize("fp32")
     wanted = torch.randn(OUT, IN).t().contiguous().t()
     linear.requantize(wanted)
-    assert torch.equal(linear.dequantize("fp32"), requantized(wanted))
-    assert linear.dtype_before == "bf16" and linear.nested_blocksize == 256
+    assert torch.equal(linear.dequantize("fp32"), requantized(wanted, format))
+    assert linear.dtype_before == "bf16" and linear.format == format
+    if format == "mxfp4":  # a scale is a power of two, and stays
+        linear.requantize(same)
+        assert torch.equal(linear.dequantize("fp32"), same)
     with pytest.raises(InvalidArgument, match=r"weight is of shape \(128, 192\); expected"):
         linear.requantize(wanted.t())
     assert dense(linear).weight.shape == (OUT, IN)

@@ -19,7 +19,7 @@ import nf4.torch.distributed  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from nf4.checkpoint import QuantizeOptions, quantize_checkpoint  # noqa: E402
-from nf4.torch import Int4Linear, NF4Linear, functional, quantize_model  # noqa: E402
+from nf4.torch import Int4Linear, NF4Linear, functional, quantize_model, quantizing  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 TOKENS = torch.arange(14).view(2, 7)
@@ -72,6 +72,9 @@ CASES = {
         {"format": "int4", "layout": "gptq", "group_size": 64, "symmetric": False},
     ),
     "awq": (bert, {"format": "int4", "layout": "awq", "group_size": -1}),
+    "mxfp4": (llama, {"format": "mxfp4", "skip": ("layers.0.mlp",)}),
+    "nvfp4": (lambda: llama(True, True).bfloat16(), {"format": "nvfp4"}),
+    "modelopt": (bert, {"format": "nvfp4", "layout": "modelopt"}),
 }
 
 
@@ -107,9 +110,19 @@ def test_transformers_loads_what_was_saved(tmp_path, make):
         assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
 
 
-def test_load_takes_integers_that_were_saved(tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"format": "int4", "group_size": 32},
+        {"format": "mxfp4"},
+        {"format": "nvfp4"},
+        {"format": "nvfp4", "layout": "modelopt"},
+    ],
+    ids=str,
+)
+def test_load_takes_what_was_saved(tmp_path, options):
     model = llama()
-    quantize_model(model, format="int4", group_size=32)
+    quantize_model(model, **options)
     model.save_pretrained(tmp_path)
     loaded = nf4.torch.load(tmp_path)
     with torch.no_grad():
@@ -176,9 +189,9 @@ def test_the_device_is_where_all_of_it_goes():
     assert {each.device.type for each in (*model.parameters(), *model.buffers())} == {"cpu"}
 
 
-def fail_at(monkeypatch, name, call):
-    """Makes functional.`name` run out of memory in this call of it, once."""
-    real, calls = getattr(functional, name), []
+def fail_at(monkeypatch, name, call, owner=functional):
+    """Makes a function of `owner` run out of memory in this call of it, once."""
+    real, calls = getattr(owner, name), []
 
     def failing(*arguments, **options):
         calls.append(1)
@@ -186,17 +199,18 @@ def fail_at(monkeypatch, name, call):
             raise torch.OutOfMemoryError("out of memory")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(functional, name, failing)
+    monkeypatch.setattr(owner, name, failing)
 
 
-@pytest.mark.parametrize("case", ["nf4", "Conv1D", "gptq", "tied, biases"])
+@pytest.mark.parametrize("case", ["nf4", "Conv1D", "gptq", "tied, biases", "nvfp4"])
 def test_a_call_that_failed_can_be_repeated(monkeypatch, tmp_path, case):
     make, options = CASES[case]
     model = make()
     model.save_pretrained(tmp_path / "dense")
     quantize_checkpoint(tmp_path / "dense", tmp_path / "expected", QuantizeOptions(**options))
-    integers = options.get("format") == "int4"
-    fail_at(monkeypatch, "quantize_int4" if integers else "quantize", 4)
+    name = "quantize_int4" if options.get("format") == "int4" else "quantize"
+    floats = options.get("format") == "nvfp4"
+    fail_at(monkeypatch, name, 4, quantizing if floats else functional)
     with pytest.raises(torch.OutOfMemoryError):
         quantize_model(model, **options)
     assert sum(isinstance(each, (NF4Linear, Int4Linear)) for each in model.modules()) == 3
@@ -271,6 +285,15 @@ REFUSED = {
     "no layer that may": (llama, {"skip": ["model"]}),
     "format is 'int8'": (llama, {"format": "int8"}),
     "layout is 'marlin'": (llama, {"format": "int4", "layout": "marlin"}),
+    "layout is 'modelopt'; expected compressed-tensors": (
+        llama,
+        {"format": "mxfp4", "layout": "modelopt"},
+    ),
+    'nested is False, but format "nvfp4" has none': (llama, {"format": "nvfp4", "nested": False}),
+    'experts is True; expected False with format "mxfp4"': (
+        mixture,
+        {"format": "mxfp4", "experts": True},
+    ),
     'group_size is 32, but format "nf4" has none; expected format "int4"': (
         llama,
         {"group_size": 32},

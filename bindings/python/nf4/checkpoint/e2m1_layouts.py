@@ -17,6 +17,8 @@ from nf4.typing import ScaleRuleName
 MXFP4, NVFP4 = "mxfp4", "nvfp4"
 # The blocksizes of a format, the usual one first.
 BLOCKSIZES = {MXFP4: (32,), NVFP4: (16, 32)}
+# How scales of MXFP4 are chosen: as compressed-tensors does, with the smallest error of the rules.
+RULE_OF_MXFP4: ScaleRuleName = "even"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from nf4._convert import dtype_name
 from nf4._quantize import quantize
 from nf4.checkpoint.dtypes import NUMPY
 from nf4.checkpoint.e2m1_config import compressed_config, modelopt_config
-from nf4.checkpoint.e2m1_layouts import MXFP4, Layout
+from nf4.checkpoint.e2m1_layouts import MXFP4, RULE_OF_MXFP4, Layout
 from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.rules import dense_linear
 from nf4.checkpoint.source import Checkpoint
@@ -69,7 +69,7 @@ def fused_with(name: str, names: Collection[str]) -> list[str]:
     return [each for part in group if (each := f"{prefix}{part}.weight") in names] or [name]
 
 
-def _global_scale(largest: float, divides: bool) -> np.float32:
+def global_scale(largest: float, divides: bool) -> np.float32:
     """Returns the global scale of NVFP4, as compressed-tensors and ModelOpt choose it: the block
     with the largest element gets the largest scale. 1 for weights of zeros."""
     with np.errstate(all="ignore"):
@@ -106,10 +106,10 @@ class E2m1Plan:
         scales of MXFP4."""
         rule, of_all = self.layout.scale_rule, None
         if self.layout.format == MXFP4:
-            rule = "even"
+            rule = RULE_OF_MXFP4
         else:
             largest = largest_of(array) if self.amax is None else self.amax()
-            of_all = np.array([_global_scale(largest, rule == "divisor")], np.float32)
+            of_all = np.array([global_scale(largest, rule == "divisor")], np.float32)
         rows, cols = self.shape
         return quantize(
             array,

@@ -214,19 +214,23 @@ def dequantize(weight: Parts, dtype: torch.dtype, out: Tensor | None = None) -> 
 def quantize(
     weight: Tensor, codebook: Tensor | None, format: str, blocksize: int, nested_blocksize: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """packed, absmax, nested_absmax, nested_code and nested_offset; the last three are empty if
-    flat."""
+    """packed, absmax, nested_absmax, nested_code and nested_offset; those that the weight does not
+    have are empty. format: may have a scale_rule, as in _weight.py."""
     require_device(weight.device, "weight", {"codebook": codebook})
+    name, _, rule = format.partition(":")
     made = nf4.quantize(
         weight.detach().contiguous(),
-        format=format,
+        format=name,
+        scale_rule=rule or None,
         blocksize=blocksize,
         nested_blocksize=nested_blocksize,
         codebook=codebook,
         threads=_threads(weight),
     )
     if not made.nested:
-        return made.packed, made.absmax, *(made.absmax.new_empty(0) for _ in range(3))
+        none = made.absmax.new_empty(0, dtype=torch.float32)
+        scales = none if made.nested_absmax is None else made.nested_absmax
+        return made.packed, made.absmax, scales, none.clone(), none.clone()
     # An operator must return new memory, and all weights share nested_code.
     code = made.nested_code.clone()
     return made.packed, made.absmax, made.nested_absmax, code, made.nested_offset

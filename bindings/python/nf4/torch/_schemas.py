@@ -41,7 +41,7 @@ from nf4.int4 import int4_shapes, shape_of
 from nf4.tensor import sizes
 from nf4.torch._checks import require_device, require_float, require_like
 from nf4.torch._int4_weight import Int4Parts
-from nf4.torch._weight import WeightParts
+from nf4.torch._weight import Spec, WeightParts
 
 Parts: TypeAlias = WeightParts | Int4Parts
 
@@ -172,14 +172,16 @@ def _fake_quantize(
     weight: Tensor, codebook: Tensor | None, format: str, blocksize: int, nested_blocksize: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     require_float("weight", weight.dtype)
+    spec = Spec.of(weight.shape, format, blocksize, nested_blocksize)
     counts = sizes(
-        weight.shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize
+        weight.shape, format=spec.name, blocksize=blocksize, nested_blocksize=nested_blocksize
     )
-    nested = nested_blocksize != 0
+    as_bytes = spec.scale_bytes or nested_blocksize != 0
+    nested = as_bytes and not spec.scale_bytes
     return (
         weight.new_empty(counts.packed_bytes, dtype=torch.uint8),
-        weight.new_empty(counts.blocks, dtype=torch.uint8 if nested else torch.float32),
-        weight.new_empty(counts.nested_blocks if nested else 0, dtype=torch.float32),
+        weight.new_empty(counts.blocks, dtype=torch.uint8 if as_bytes else torch.float32),
+        weight.new_empty(counts.nested_blocks, dtype=torch.float32),
         weight.new_empty(256 if nested else 0, dtype=torch.float32),
         weight.new_empty(() if nested else 0, dtype=torch.float32),
     )

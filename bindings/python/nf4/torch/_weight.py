@@ -91,8 +91,19 @@ class Spec(NamedTuple):
     def scale_rule(self) -> str | None:
         return self.format.partition(":")[2] or None
 
+    @property
+    def scale_bytes(self) -> bool:
+        """Are the scales floats of 8 bits?"""
+        return self.name in _convert.SCALE_RULES
+
 
 _RULE_SHIFT = 8
+
+
+def with_rule(format: str, scale_rule: str | None) -> str:
+    """Returns a format as operators have it, with the scale_rule. Raises InvalidArgument."""
+    code = _convert.scale_rule(format, scale_rule)
+    return f"{format}:{scale_rule}" if code else format
 
 
 def _code_of(format: str) -> int:

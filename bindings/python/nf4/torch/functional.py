@@ -18,8 +18,8 @@ from nf4.torch._checks import (
 )
 from nf4.torch._int4_weight import Int4Parts, Int4Stack
 from nf4.torch._schemas import Parts
-from nf4.torch._weight import WeightParts
-from nf4.typing import DTypeLike, FormatName, Int4Layout
+from nf4.torch._weight import WeightParts, with_rule
+from nf4.typing import DTypeLike, FormatName, Int4Layout, ScaleRuleName
 from nf4.weight import no_weight
 
 
@@ -35,16 +35,17 @@ def quantize(
     weight: Tensor,
     *,
     format: FormatName = "nf4",
-    blocksize: int = 64,
-    nested_blocksize: int = 256,
+    blocksize: int | None = None,
+    nested_blocksize: int | None = None,
+    scale_rule: ScaleRuleName | None = None,
     codebook: Tensor | None = None,
 ) -> nf4.QuantizedTensor:
     """Like nf4.quantize, as an operator that torch.compile can trace.
 
     weight            fp32, fp16 or bf16, of any shape and strides
-    format            "nf4" or "fp4"
-    blocksize         elements that share a scale
-    nested_blocksize  scales that share a nested scale; 0: scales stay float32 (flat)
+    format            "nf4", "fp4", "mxfp4" or "nvfp4"
+    blocksize, nested_blocksize, scale_rule
+                      as for nf4.quantize, with the same defaults
     codebook          float32 [16] on the device of weight, instead of the format's own
 
     Raises what nf4.quantize raises.
@@ -53,23 +54,22 @@ def quantize(
     if codebook is not None:
         require_tensor("codebook", codebook)
         require_device(weight.device, "weight", {"codebook": codebook})
-    _convert.format_code(format)
-    blocksize = _convert.integer("blocksize", blocksize, 32)
-    nested_blocksize = _convert.integer("nested_blocksize", nested_blocksize, 32)
+    blocksize, nested_blocksize = _convert.blocksizes(format, blocksize, nested_blocksize)
     packed, absmax, nested_absmax, nested_code, nested_offset = _schemas.quantize(
-        weight, codebook, format, blocksize, nested_blocksize
+        weight, codebook, with_rule(format, scale_rule), blocksize, nested_blocksize
     )
-    nested = nested_blocksize != 0
+    nested = nested_blocksize != 0 and format not in _convert.SCALE_RULES
     return nf4.QuantizedTensor(
         packed=packed,
         absmax=absmax,
-        nested_absmax=nested_absmax if nested else None,
+        nested_absmax=nested_absmax if nested or format == "nvfp4" else None,
         nested_code=nested_code if nested else None,
         nested_offset=nested_offset if nested else None,
         codebook=codebook,
         format=format,
         blocksize=blocksize,
         nested_blocksize=nested_blocksize,
+        scale_rule=scale_rule,
         shape=tuple(weight.shape),
         dtype=_torch.dtype_name(weight.dtype),
     )

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from nf4 import _torch
+from nf4._quantize import quantize
 from nf4.checkpoint.dtypes import NF4_TO_TORCH
+from nf4.checkpoint.e2m1_layouts import MXFP4, NVFP4, RULE_OF_MXFP4, WRITTEN, Layout
+from nf4.checkpoint.e2m1_plan import fused_with, global_scale
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.errors import InvalidArgument, kind_of, shown
+from nf4.tensor import QuantizedTensor
 from nf4.torch import _siblings, functional
 from nf4.torch._annotations import PreTrainedModel
 from nf4.torch._checks import require_finite, require_transformers, torch_dtype
@@ -24,9 +29,10 @@ from nf4.torch._replacing_layers import is_in_4_bits, made_of, take_along
 from nf4.torch.experts import quantize_stack, save_as_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.modules.base import torch_device
+from nf4.torch.modules.nf4_weight import zeros
 from nf4.typing import DTypeLike, Int4Layout
 
-_FORMATS = ("nf4", "fp4", "int4")
+_FORMATS = ("nf4", "fp4", "int4", "mxfp4", "nvfp4")
 _QUANTIZED = (
     "model is quantized already; expected a dense one, as to_dense(model) makes it: convert(model) "
     "takes the layers of bitsandbytes and GPTQ as they are"
@@ -36,12 +42,12 @@ _QUANTIZED = (
 def quantize_model(
     model: PreTrainedModel,
     *,
-    format: Literal["nf4", "fp4", "int4"] = "nf4",
+    format: Literal["nf4", "fp4", "int4", "mxfp4", "nvfp4"] = "nf4",
     skip: Sequence[str] = (),
     only: Sequence[str] = (),
     blocksize: int = 64,
     nested: bool = True,
-    layout: Int4Layout = "compressed-tensors",
+    layout: Int4Layout | Literal["modelopt"] = "compressed-tensors",
     group_size: int = 128,
     symmetric: bool = True,
     compute_dtype: DTypeLike | None = None,
@@ -53,17 +59,19 @@ def quantize_model(
     Int4Linear for "int4", and the model gets the marks of a quantized model that transformers
     loaded, such as a quantization_config: casts are refused, and Trainer asks for adapters.
     save_pretrained then writes the checkpoint that `nf4 quantize` makes of the dense one.
-    transformers loads it with bitsandbytes, and integers with the package of their layout;
-    nf4.torch.load loads integers too.
+    transformers loads it with bitsandbytes, and integers, MXFP4 and NVFP4 with the package of their
+    layout; nf4.torch.load loads these too.
 
     skip, only   patterns of modules, as --skip and --only of `nf4 quantize`. The rules are the
                  same: embeddings, output heads, routers, experts (but see below) and tied weights
                  stay dense
     blocksize, nested
                  for "nf4" and "fp4": weights that share a scale, and whether scales have 8 bits
-    layout, group_size, symmetric
-                 for "int4", as in quantize_int4. A layer that the layout cannot hold stays dense; a
-                 warning names a group size with which none stays dense
+    layout       for "int4", as in quantize_int4. For "mxfp4" "compressed-tensors", and for "nvfp4"
+                 also "modelopt". A layer that the layout cannot hold stays dense
+    group_size, symmetric
+                 for "int4", as in quantize_int4. A warning names a group size with which no layer
+                 stays dense
     compute_dtype
                  as for NF4Linear. The default is the dtype of x for the layers, and that of most
                  weights in the quantization_config
@@ -75,7 +83,8 @@ def quantize_model(
                  lets other libraries compute their products: each becomes an NF4Experts.
                  transformers loads the saved model if nf4.torch is imported
 
-    Only one layer at a time exists both dense and quantized. Hooks and siblings are handled as in
+    Only one layer at a time exists both dense and quantized. In NVFP4 layers that engines fuse,
+    such as q_proj, k_proj and v_proj, share a global scale. Hooks and siblings are handled as in
     convert. Returns the names of the replaced layers.
 
     Raises InvalidArgument, and replaces nothing, for a model that is not of transformers, is
@@ -111,12 +120,14 @@ def quantize_model(
     if moved_to is not None:
         _require_loaded(model)
     left = [name for name in plan.modules if not is_in_4_bits(model.get_submodule(name))]
-    quantized = _maker(options, dtype, moved_to)
+    quantized = _maker(options, dtype, moved_to, plan.largest)
     for name in left:
         made_of(name, model.get_submodule(name), _check_finite if not allow_nonfinite else _check)
     stacks = [name for name in plan.stacks if _is_dense(model, name)]
     for name in stacks:
         _check_stack(model, name, allow_nonfinite)
+    if format == NVFP4 and not plan.largest:
+        plan.largest.update(_largest(model, plan.modules))
     _unfinished[model] = plan
     for name in left:
         _replace(model, name, quantized)
@@ -138,12 +149,14 @@ def quantize_model(
 
 class _Plan(NamedTuple):
     """modules, stacks: the names of the layers and experts that become 4-bit. config: the
-    quantization_config."""
+    quantization_config. largest: for NVFP4, the largest magnitude of each layer's weight and of
+    those that share its global scale."""
 
     options: QuantizeOptions
     modules: list[str]
     stacks: list[str]
     config: dict[str, Any]
+    largest: dict[str, float]
 
 
 # The plans of models in a call that runs or has failed.
@@ -161,7 +174,21 @@ def _plan(model: PreTrainedModel, options: QuantizeOptions) -> _Plan:
             "model has no layer that may become 4-bit: embeddings, output heads, routers, experts "
             "and what skip names stay dense"
         )
-    return _Plan(options, modules, [stack.parameter for stack in stacks], config)
+    return _Plan(options, modules, [stack.parameter for stack in stacks], config, {})
+
+
+def _largest(model: nn.Module, modules: Sequence[str]) -> dict[str, float]:
+    """Returns _Plan.largest."""
+    weights = {f"{name}.weight": name for name in modules}
+    own = {name: _largest_of(model.get_submodule(name).weight.detach()) for name in modules}
+    return {
+        name: max(own[weights[each]] for each in fused_with(weight, weights))
+        for weight, name in weights.items()
+    }
+
+
+def _largest_of(weight: Tensor) -> float:
+    return float(weight.abs().nan_to_num(nan=0.0, posinf=0.0).amax())
 
 
 def _is_dense(model: nn.Module, stack: str) -> bool:
@@ -236,11 +263,15 @@ def _check_weight(weight: Tensor, finite: bool) -> None:
 
 
 def _maker(
-    options: QuantizeOptions, compute_dtype: torch.dtype | None, device: torch.device | None
-) -> Callable[[nn.Module], nn.Module]:
-    """Returns a function that quantizes a dense layer, a Linear or, except for int4, a Conv1D."""
+    options: QuantizeOptions,
+    compute_dtype: torch.dtype | None,
+    device: torch.device | None,
+    largest: Mapping[str, float],
+) -> Callable[[str, nn.Module], nn.Module]:
+    """Returns a function that quantizes a dense layer of this name: a Linear or, for "nf4" and
+    "fp4", a Conv1D. largest: that of _Plan."""
 
-    def of_bnb(weight: Tensor, bias: nn.Parameter | None) -> nn.Module:
+    def of_bnb(_name: str, weight: Tensor, bias: nn.Parameter | None) -> nn.Module:
         made = functional.quantize(
             weight,
             format=options.format,
@@ -249,7 +280,14 @@ def _maker(
         )
         return NF4Linear.from_quantized(made, bias, compute_dtype=compute_dtype)
 
-    def of_integers(weight: Tensor, bias: nn.Parameter | None) -> nn.Module:
+    def of_floats(name: str, weight: Tensor, bias: nn.Parameter | None) -> nn.Module:
+        layout = WRITTEN[options.layout][options.format]
+        made = _in_e2m1(weight, layout, largest.get(name))
+        layer = NF4Linear.from_quantized(made, bias, compute_dtype=compute_dtype)
+        layer.stored_layout = layout.name
+        return layer
+
+    def of_integers(_name: str, weight: Tensor, bias: nn.Parameter | None) -> nn.Module:
         made = functional.quantize_int4(
             weight,
             layout=options.layout,
@@ -260,21 +298,35 @@ def _maker(
         layer.dtype_before = _torch.dtype_name(weight.dtype)
         return layer
 
-    of_weight = of_integers if options.format == "int4" else of_bnb
+    of_format = {"int4": of_integers, MXFP4: of_floats, NVFP4: of_floats}
+    of_weight = of_format.get(options.format, of_bnb)
 
-    def quantized(layer: nn.Module) -> nn.Module:
+    def quantized(name: str, layer: nn.Module) -> nn.Module:
         weight = layer.weight.detach()
         weight = weight if device is None else weight.to(device)
         weight = weight if isinstance(layer, nn.Linear) else weight.T  # Conv1D's is [in, out]
-        return of_weight(weight, layer.bias).train(layer.training)
+        return of_weight(name, weight, layer.bias).train(layer.training)
 
     return quantized
 
 
-def _replace(model: nn.Module, name: str, quantized: Callable[[nn.Module], nn.Module]) -> None:
+def _in_e2m1(weight: Tensor, layout: Layout, largest: float | None) -> QuantizedTensor[Tensor]:
+    """Quantizes a matrix to MXFP4 or NVFP4. largest: the magnitude from which the global scale of
+    NVFP4 follows."""
+    rule, dtype = layout.scale_rule, _torch.dtype_name(weight.dtype)
+    rule = RULE_OF_MXFP4 if layout.format == MXFP4 else rule
+    shape = tuple(weight.shape)
+    out = zeros(shape, layout.format, None, None, dtype, weight.device, rule)
+    if largest is not None:
+        out.nested_absmax.fill_(float(global_scale(largest, rule == "divisor")))
+    threads = 0 if weight.is_cuda else torch.get_num_threads()
+    return quantize(weight.contiguous(), out=out, threads=threads)
+
+
+def _replace(model: nn.Module, name: str, quantized: Callable[[str, nn.Module], nn.Module]) -> None:
     """Replaces a layer. It is a function of its own, so that no variable holds the dense layer any
     longer."""
     layer = model.get_submodule(name)
-    made = made_of(name, layer, quantized)
+    made = made_of(name, layer, functools.partial(quantized, name))
     take_along(layer, made)
     model.set_submodule(name, made)

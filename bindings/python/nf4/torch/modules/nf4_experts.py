@@ -61,8 +61,8 @@ class NF4Experts(_Stack):
         in_features: int,
         *,
         format: FormatName = "nf4",
-        blocksize: int = 64,
-        nested_blocksize: int = 256,
+        blocksize: int | None = None,
+        nested_blocksize: int | None = None,
         scale_rule: ScaleRuleName | None = None,
         dtype: DTypeLike | None = None,
         device: torch.device | str | int | None = None,
@@ -92,13 +92,15 @@ class NF4Experts(_Stack):
         *,
         transposed: bool = False,
         format: FormatName = "nf4",
-        blocksize: int = 64,
-        nested_blocksize: int = 256,
+        blocksize: int | None = None,
+        nested_blocksize: int | None = None,
+        scale_rule: ScaleRuleName | None = None,
         allow_nonfinite: bool = False,
     ) -> NF4Experts:
         """Quantizes [experts, out_features, in_features], or with `transposed` [experts,
-        in_features, out_features], on its device. allow_nonfinite: as for NF4Linear.from_linear.
-        Raises what nf4.quantize raises, and InvalidArgument for NaN and Inf."""
+        in_features, out_features], on its device. The other arguments are those of
+        NF4Linear.from_linear. Raises what nf4.quantize raises, and InvalidArgument for NaN and
+        Inf."""
         require_dense("weight", weight)
         if not allow_nonfinite:
             require_finite("weight", weight)
@@ -113,6 +115,7 @@ class NF4Experts(_Stack):
             format=format,
             blocksize=blocksize,
             nested_blocksize=nested_blocksize,
+            scale_rule=scale_rule,
         )
         return cls.from_quantized(made)
 

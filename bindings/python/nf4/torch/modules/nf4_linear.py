@@ -51,8 +51,8 @@ class NF4Linear(NF4Weight, QuantizedLinear):
         bias: bool = True,
         *,
         format: FormatName = "nf4",
-        blocksize: int = 64,
-        nested_blocksize: int = 256,
+        blocksize: int | None = None,
+        nested_blocksize: int | None = None,
         scale_rule: ScaleRuleName | None = None,
         compute_dtype: DTypeLike | None = None,
         dtype: DTypeLike | None = None,
@@ -118,12 +118,14 @@ class NF4Linear(NF4Weight, QuantizedLinear):
         linear: nn.Linear,
         *,
         format: FormatName = "nf4",
-        blocksize: int = 64,
-        nested_blocksize: int = 256,
+        blocksize: int | None = None,
+        nested_blocksize: int | None = None,
         compute_dtype: DTypeLike | None = None,
+        scale_rule: ScaleRuleName | None = None,
         allow_nonfinite: bool = False,
     ) -> NF4Linear:
-        """Quantizes the weight of a dense layer on its device, and shares the bias.
+        """Quantizes the weight of a dense layer on its device, and shares the bias. format,
+        blocksize, nested_blocksize, scale_rule: as for nf4.quantize, with the same defaults.
         allow_nonfinite: quantize NaN as 0 and Inf as the largest value of its block. Raises what
         nf4.quantize raises, and InvalidArgument for NaN and Inf."""
         weight = functional.quantize(
@@ -131,6 +133,7 @@ class NF4Linear(NF4Weight, QuantizedLinear):
             format=format,
             blocksize=blocksize,
             nested_blocksize=nested_blocksize,
+            scale_rule=scale_rule,
         )
         return cls._of(weight, linear.bias, compute_dtype).train(linear.training)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import nf4
 from nf4 import _convert, _torch
 from nf4._prepared import prepare
+from nf4.checkpoint.e2m1_layouts import MXFP4, RULE_OF_MXFP4
 from nf4.errors import InvalidArgument
 from nf4.torch import _state, functional
 from nf4.torch._checks import is_finite
@@ -28,13 +29,14 @@ SCALES = ("absmax", "nested_absmax", "nested_code", "nested_offset")
 def zeros(
     shape: tuple[int, ...],
     format: FormatName,
-    blocksize: int,
-    nested_blocksize: int,
+    blocksize: int | None,
+    nested_blocksize: int | None,
     dtype: str,
     device: torch.device | None,
     scale_rule: ScaleRuleName | None = None,
 ) -> nf4.QuantizedTensor[Tensor]:
     """Returns a weight whose parts are zeros."""
+    blocksize, nested_blocksize = _convert.blocksizes(format, blocksize, nested_blocksize)
     counts = nf4.sizes(shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize)
     scale_bytes = format in _convert.SCALE_RULES
     nested = nested_blocksize != 0 and not scale_bytes
@@ -138,17 +140,13 @@ class NF4Weight(QuantizedModule):
 
     def requantize(self, weight: Tensor) -> None:
         """Replaces the weight by quantizing a dense weight of its shape, in its format, on its
-        device. Raises what nf4.quantize raises, and InvalidArgument for NaN and Inf, which 4 bits
-        cannot store, and for a module that is prepared for fully_shard."""
+        device. NVFP4 gets new global scales, and MXFP4 scales by the rule "even", which has the
+        smallest error. Raises what nf4.quantize raises, and InvalidArgument for NaN and Inf, which
+        4 bits cannot store, and for a module that is prepared for fully_shard."""
         self.require_unprepared()
         if tuple(weight.shape) != self.spec.shape:
             raise InvalidArgument(
                 f"weight is of shape {tuple(weight.shape)}; expected {self.spec.shape}"
-            )
-        if self.quantized.scale_bytes:
-            raise InvalidArgument(
-                f"the layer is in {self.format}, to which nothing is quantized again; expected a "
-                f"layer that nf4.torch.to_dense made dense"
             )
         if not is_finite(weight):
             raise InvalidArgument("weight has NaN or Inf; expected finite numbers")
@@ -157,6 +155,7 @@ class NF4Weight(QuantizedModule):
             format=self.format,
             blocksize=self.blocksize,
             nested_blocksize=self.nested_blocksize,
+            scale_rule=RULE_OF_MXFP4 if self.format == MXFP4 else self.scale_rule,
         )
         self._take_weight(dataclasses.replace(made, dtype=self.dtype_before))
 
