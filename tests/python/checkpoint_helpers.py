@@ -14,6 +14,7 @@ import ml_dtypes
 import nf4
 import numpy as np
 from limits import HANG
+from nf4.cli import main
 
 # For the programs that the tests start: they must find the package that is tested.
 _PACKAGE = str(Path(nf4.__file__).parents[1])
@@ -148,3 +149,9 @@ def tree(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def report(capsys: Any, *arguments: object, code: int = 0) -> dict[str, Any]:
+    """Runs `nf4 ... --json`, and returns what it prints."""
+    assert main([*map(str, arguments), "--json"]) == code
+    return json.loads(capsys.readouterr().out)

@@ -37,13 +37,21 @@ def qwen3_moe() -> transformers.PreTrainedModel:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SIZES, **_MOE))
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    if array.dtype == ml_dtypes.float8_e4m3fn:
-        return torch.from_numpy(array.view(np.uint8)).view(torch.float8_e4m3fn)
+_VIEWED = {
+    np.dtype(ml_dtypes.float8_e4m3fn): (np.uint8, torch.float8_e4m3fn),
+    np.dtype(ml_dtypes.float8_e8m0fnu): (np.uint8, torch.float8_e8m0fnu),
+    np.dtype(ml_dtypes.bfloat16): (np.int16, torch.bfloat16),
+}
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype in _VIEWED:
+        integers, dtype = _VIEWED[array.dtype]
+        return torch.from_numpy(array.view(integers)).view(dtype)
     return torch.from_numpy(np.array(array))
 
 
-def _small(arrays: models.Arrays, case: models.Case) -> models.Arrays:
+def small(arrays: models.Arrays, case: models.Case) -> models.Arrays:
     """Weights with which a model is well-conditioned."""
     if arrays.of_all is None:
         return dataclasses.replace(arrays, scales=np.minimum(arrays.scales, 122))
@@ -60,12 +68,12 @@ def write(model: transformers.PreTrainedModel, case: models.Case, folder: Path) 
             stored[name] = dense
             continue
         shape = tuple(dense.shape)
-        arrays = _small(
+        arrays = small(
             models.random_arrays(rng, shape, case.blocksize, case.format == "nvfp4"), case
         )
         for key, array in case.tensors(arrays).items():
             module = name.removesuffix(".weight")
-            stored[key.replace(models.LAYER, module)] = _tensor(array)
+            stored[key.replace(models.LAYER, module)] = tensor(array)
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": case.config}))

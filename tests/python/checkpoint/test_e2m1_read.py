@@ -272,30 +272,6 @@ def test_modelopts_own_file_says_the_same_as_config_json(tmp_path):
     assert "says quant_algo 'FP8', but" in fault
 
 
-def _mixed() -> dict[str, Any]:
-    """A layer in FP8, as ModelOpt stores it."""
-    other = "model.layers.1.self_attn.q_proj"
-    return {
-        f"{other}.weight": np.ones((16, 64), ml_dtypes.float8_e4m3fn),
-        f"{other}.weight_scale": np.ones((), np.float32),
-        f"{other}.input_scale": np.ones((), np.float32),
-    }
-
-
-def test_layers_in_fp8_of_a_mixed_checkpoint_stay_as_they_are(tmp_path, capsys):
-    layers = {LAYER: {"quant_algo": "NVFP4", "group_size": 16}, "other": {"quant_algo": "FP8"}}
-    config = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
-    tensors = {**NVFP4.tensors(NVFP4.arrays()), **_mixed()}
-    source = _write(tmp_path / "q", NVFP4, tensors, **config)
-    assert main(["verify", str(source)]) == 0
-    assert main(["inspect", str(source)]) == 0
-    assert "F8_E4M3" in capsys.readouterr().out
-    with pytest.raises(FormatError, match=r"model.layers.1.self_attn.q_proj.*F8_E4M3|weight_scale"):
-        dequantize_checkpoint(str(source), str(tmp_path / "d"))
-    # Without the setting the same tensors are faults.
-    assert findings("fault", _write(tmp_path / "plain", NVFP4, tensors))
-
-
 def test_a_dense_list_that_names_a_4_bit_module_is_a_fault(tmp_path):
     (fault,) = findings("fault", CT_NVFP4.folder(tmp_path / "q", ignore=[LAYER]))
     assert fault == f"the settings leave {LAYER} dense, but it is in 4 bits"

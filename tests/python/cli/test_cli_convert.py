@@ -15,6 +15,7 @@ REPORT = {
     "destination": str,
     "weights": int,
     "dense_tensors": int,
+    "fp8_weights": int,
     "already_4bit": int,
     "elements": int,
     "bytes_in": int,
@@ -31,14 +32,9 @@ REPORT = {
 }
 
 
-def _json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
-    assert main([*map(str, arguments), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 def test_reports_have_one_shape(tmp_path, capsys):
     model = helpers.write_model(tmp_path / "model")
-    report = _json(capsys, "quantize", model, tmp_path / "q", "--blocksize", 128, "--flat")
+    report = helpers.report(capsys, "quantize", model, tmp_path / "q", "--blocksize", 128, "--flat")
     settings = {"format": str, "blocksize": int, "double_quantization": bool, "quant_storage": str}
     settings["experts"] = bool
     assert {key: type(value) for key, value in report.items()} == REPORT | settings
@@ -46,7 +42,7 @@ def test_reports_have_one_shape(tmp_path, capsys):
     assert (report["blocksize"], report["double_quantization"]) == (128, False)
     assert report["bytes_in"] == (model / "model.safetensors").stat().st_size
     assert report["bytes_out"] == (tmp_path / "q" / "model.safetensors").stat().st_size
-    report = _json(capsys, "dequantize", tmp_path / "q", tmp_path / "back")
+    report = helpers.report(capsys, "dequantize", tmp_path / "q", tmp_path / "back")
     assert {key: type(value) for key, value in report.items()} == REPORT | {"dtype": str}
     assert report["weight_bytes_out"] == 4 * (24 * 32 + 7 * 11)
 

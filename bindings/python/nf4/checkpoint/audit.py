@@ -24,7 +24,7 @@ from nf4.checkpoint.leftovers import strangers, without_place
 from nf4.checkpoint.model_files import config_problems
 from nf4.checkpoint.quantization import config_path, quantization
 from nf4.checkpoint.rules import choose_rules, replaced_dense
-from nf4.checkpoint.scales import scale_problems
+from nf4.checkpoint.scales import count_problem, scale_problems
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import is_stack
 from nf4.checkpoint.steps import nonfinite
@@ -148,6 +148,7 @@ def audit_report(path: str) -> Report:
                 path = checkpoint.owner[weight.packed.name].path
                 for severity, problem in _value_problems(weight, checkpoint):
                     findings.append(Finding(severity, path, name, problem))
+            findings += _fp8_findings(checkpoint, found)
             findings += _dense_findings(checkpoint, found)
             with _faults_in(findings):
                 checkpoint.check_unchanged()
@@ -164,6 +165,19 @@ def _errors(checkpoint: Checkpoint, found: Survey, faults: list[FormatError]) ->
     unread = [each for each in found.unread if each not in found.faults]
     errors = [*faults, *found.faults, *unread]
     return errors or strangers(checkpoint, found)
+
+
+def _fp8_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:
+    """Faults in the scales of weights in FP8, and NaN among their codes."""
+    for name, weight in found.fp8.items():
+        part = weight.scales.name.rpartition(".")[2]
+        scales = weight.read_scales(checkpoint).reshape(-1)
+        is_nan = (weight.read_codes(checkpoint).reshape(-1) & 0x7F) == 0x7F
+        for severity, problem in (
+            *scale_problems(scales, part, negative="warning"),
+            *count_problem("warning", is_nan, "are NaN", "weight"),
+        ):
+            yield Finding(severity, weight.path, name, problem)
 
 
 def _dense_findings(checkpoint: Checkpoint, found: Survey) -> Iterator[Finding]:

@@ -40,7 +40,15 @@ from nf4.checkpoint.rules import (
 )
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import OF_AN_EXPERT, Stack, is_stack, parameter_of
-from nf4.checkpoint.steps import Copy, Dequantize, Quantize, QuantizeStack, Result, Step
+from nf4.checkpoint.steps import (
+    Copy,
+    Dequantize,
+    DequantizeFp8,
+    Quantize,
+    QuantizeStack,
+    Result,
+    Step,
+)
 from nf4.checkpoint.weights import Survey, Weight
 
 
@@ -238,6 +246,9 @@ def _dense_steps(
             transposed = is_transposed(name, types) or parameters.get(name, False)
             name = parameter_of(name) if name in parameters else name
             return Dequantize(checkpoint, weight, name, into, transposed, threads)
+        if info.name in found.fp8:
+            fp8 = found.fp8[info.name]
+            return DequantizeFp8(checkpoint, fp8, dtype or fp8.dtype)
         return Copy(file, info, True) if info.name in found.dense else None
 
     return _steps(checkpoint, step)
@@ -252,7 +263,7 @@ def dequantize_checkpoint(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Dequantizes the 4-bit weights of a checkpoint.
+    """Dequantizes the 4-bit weights of a checkpoint, and those in FP8 beside them.
 
     dtype: "fp32", "fp16" or "bf16"; None: the dtype that each weight had. Dense tensors are copied
     bit for bit. threads: CPU threads; 0: all. source, destination, replace and progress: as in
@@ -263,7 +274,7 @@ def dequantize_checkpoint(
     with Checkpoint(source) as checkpoint:
         target = output_target(checkpoint, destination, replace)
         found = survey(checkpoint)
-        require_readable(checkpoint, found)
+        require_readable(checkpoint, found, fp8=True)
         if not found.weights:
             raise FormatError(source, "nothing to dequantize: it has no 4-bit weights")
         for stranger in strangers(checkpoint, found):

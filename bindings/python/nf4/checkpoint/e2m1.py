@@ -14,6 +14,7 @@ from nf4.checkpoint.dtypes import model_dtype
 from nf4.checkpoint.e2m1_config import Settings
 from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, GPT_OSS, LAYOUTS, MXFP4, Layout
 from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.fp8 import E4M3, FP8_SCALES, fp8_weight
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
@@ -24,8 +25,6 @@ from nf4.typing import ScaleRuleName
 _OF_ACTIVATIONS = (
     "input_scale", "input_global_scale", "k_scale", "v_scale", "k_bias", "v_bias"
 )  # fmt: skip
-# The tensors of a layer in FP8.
-_OF_FP8 = ("weight", "weight_scale", "weight_scale_inv", "scale", "input_scale")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,11 +232,16 @@ def _orphans(
         del found.dense[name]
 
 
-def layers_of_fp8(found: Survey) -> set[str]:
-    """Returns the names of the tensors of FP8 layers, which a mixed checkpoint may have."""
-    modules = {
-        name.removesuffix(".weight")
-        for name, info in found.dense.items()
-        if name.endswith(".weight") and info.dtype == "F8_E4M3"
-    }
-    return {f"{module}.{name}" for module in modules for name in _OF_FP8}
+def add_fp8(found: Survey, checkpoint: Checkpoint) -> None:
+    """Moves the FP8 weights of a mixed checkpoint from the dense tensors of a survey to `fp8`.
+    Reads no data."""
+    for name, info in list(found.dense.items()):
+        if info.dtype != E4M3 or not name.endswith(".weight"):
+            continue
+        try:
+            found.fp8[name] = fp8_weight(checkpoint, info)
+        except FormatError as error:
+            found.faults.append(error)
+        module = name.removesuffix(".weight")
+        for part in ("weight", *FP8_SCALES, *_OF_ACTIVATIONS):
+            found.dense.pop(f"{module}.{part}", None)

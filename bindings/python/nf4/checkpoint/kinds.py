@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from nf4.checkpoint import bnb, e2m1_config, int4_config
-from nf4.checkpoint.e2m1 import E2m1Weight, add_e2m1, layers_of_fp8
+from nf4.checkpoint.e2m1 import E2m1Weight, add_e2m1, add_fp8
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import Int4Weight, add_integers
 from nf4.checkpoint.int4_layouts import GPTQ
@@ -81,10 +81,9 @@ def survey(checkpoint: Checkpoint) -> Survey:
     for kind in KINDS:
         if said is None or isinstance(settings, kind.settings):
             kind.add(found, checkpoint, settings)
-    mixed = isinstance(settings, e2m1_config.Settings) and settings.mixed
-    kept = layers_of_fp8(found) if mixed else set()
-    for error in unread(checkpoint, found):
-        (found.kept if error.tensor in kept else found.unread).append(error)
+    if isinstance(settings, e2m1_config.Settings) and settings.mixed:
+        add_fp8(found, checkpoint)
+    found.unread += unread(checkpoint, found)
     known = said is not None and (settings is not None or said.method in _OF_BITSANDBYTES)
     if known or found.weights:
         found.faults += found.unread
@@ -103,12 +102,15 @@ def require_loadable(checkpoint: Checkpoint, found: Survey) -> None:
         raise FormatError(checkpoint.path, reason)
 
 
-def require_readable(checkpoint: Checkpoint, found: Survey) -> None:
+def require_readable(checkpoint: Checkpoint, found: Survey, *, fp8: bool = False) -> None:
     """Raises FormatError unless every tensor of a survey is understood: for everything that
-    require_loadable refuses, and for tensors in the layout of another library."""
+    require_loadable refuses, and for tensors in the layout of another library. fp8: the caller
+    reads weights in FP8; else they are refused too."""
     require_loadable(checkpoint, found)
-    for fault in [*found.unread, *found.kept]:
+    for fault in found.unread:
         raise fault
+    for weight in () if fp8 else found.fp8.values():
+        raise FormatError(weight.path, "it is in FP8, which is not read here", weight.name)
 
 
 def is_assumed(checkpoint: Checkpoint, found: Survey) -> bool:

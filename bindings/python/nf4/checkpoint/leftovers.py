@@ -52,10 +52,16 @@ def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
             reason = f"it is beside the 4-bit {owner}, and is not read"
         elif PART.fullmatch(last):
             reason = f"{last} is a part of something quantized, and is not read"
-        elif last == "weight" and len(info.shape) > 1 and info.dtype not in _DENSE_DTYPES:
+        elif len(info.shape) > 1 and _is_no_number(last, info):
             reason = _of_dtype(found, module, info)
         if reason is not None:
             yield FormatError(checkpoint.owner[name].path, reason, name)
+
+
+def _is_no_number(last: str, info: TensorInfo) -> bool:
+    """Tells if a tensor has a dtype that no dense weight has. Floats of 8 bits need a scale,
+    whatever the tensor's name."""
+    return info.dtype.startswith("F8_") or (last == "weight" and info.dtype not in _DENSE_DTYPES)
 
 
 def strangers(checkpoint: Checkpoint, found: Survey) -> list[FormatError]:
@@ -65,7 +71,7 @@ def strangers(checkpoint: Checkpoint, found: Survey) -> list[FormatError]:
         not (name.endswith((".weight", ".bias")) or is_harmless(info))
         for name, info in found.dense.items()
     )
-    if not unusual or not found.weights or found.kept:
+    if not unusual or not found.weights:
         return []
     rules, _ = choose_rules(checkpoint.config, found)
     return [] if rules.model is None else without_place(checkpoint, found, rules.model)

@@ -100,7 +100,7 @@ def says_quantization(config: Mapping[str, Any]) -> bool:
 
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config.json without what it says of a quantization, at any depth."""
-    kept = dict(config)
+    kept = {key: value for key, value in config.items() if key != "expert_dtype"}
     for path, _ in _blocks(config):
         at: Any = kept
         for key in path[:-1]:

@@ -15,6 +15,7 @@ from nf4.checkpoint.difference import ErrorStatistics
 from nf4.checkpoint.dtypes import NF4_TO_FILE
 from nf4.checkpoint.e2m1_plan import E2m1Plan
 from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.fp8 import Fp8Weight
 from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4_plan import Int4Plan
 from nf4.checkpoint.reader import SafetensorsFile
@@ -36,6 +37,7 @@ class Result:
     """The result of a conversion.
 
     weights, dense       tensors converted, and copied as dense ones
+    fp8                  weights in FP8 that were dequantized beside them (dequantize only)
     elements             elements of the converted weights
     bytes_in, bytes_out  sizes of the weight files; weight_bytes_*: of the converted weights alone
     kernel_bytes         bytes read and written by the kernels, in kernel_seconds
@@ -51,6 +53,7 @@ class Result:
 
     weights: int = 0
     dense: int = 0
+    fp8: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     elements: int = 0
@@ -244,6 +247,30 @@ class Dequantize:
         if self.transposed:
             array = np.ascontiguousarray(array.swapaxes(-1, -2))
         writer.write(self.name, array)
+
+
+@dataclasses.dataclass(frozen=True)
+class DequantizeFp8:
+    """Dequantizes a weight in FP8 to a dense matrix of `dtype` (libnf4's name)."""
+
+    checkpoint: Checkpoint
+    weight: Fp8Weight
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return self.weight.name
+
+    @property
+    def bytes_in(self) -> int:
+        return self.weight.nbytes
+
+    def specs(self) -> Sequence[TensorSpec]:
+        return [TensorSpec(self.name, NF4_TO_FILE[self.dtype], self.weight.shape)]
+
+    def run(self, writer: SafetensorsWriter, result: Result) -> None:
+        writer.write(self.name, self.weight.dense(self.checkpoint, self.dtype))
+        result.fp8 += 1
 
 
 def nonfinite(array: np.ndarray, dtype: str, first: int = 0) -> str | None:

@@ -45,11 +45,11 @@ _VIEWED = {"bfloat16": "bfloat16", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m
 def load(path: str | os.PathLike[str]) -> dict[str, Weight[np.ndarray] | np.ndarray]:
     """Reads the tensors of a checkpoint into host memory, by name. A 4-bit weight has the name of
     the dense one ("model.layers.0.mlp.up_proj.weight") and is a QuantizedTensor or an Int4Tensor.
-    All other tensors are arrays.
+    All other tensors are arrays. A weight in FP8 beside 4-bit ones is dequantized.
 
     path  a safetensors file, a directory with config.json and such files, or their index. The
-          weights are of bitsandbytes (NF4, FP4), GPTQ, AWQ, AutoRound or compressed-tensors (4
-          bits), or dense
+          weights are of bitsandbytes (NF4, FP4), GPTQ, AWQ, AutoRound, compressed-tensors (4 bits),
+          ModelOpt or gpt-oss, or dense
 
     Raises nf4.checkpoint.FormatError, which names the file and the tensor, if the checkpoint breaks
     the format, and OSError. nf4.checkpoint.Checkpoint reads tensors one by one.
@@ -63,6 +63,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Weight[np.ndarray] | np.ndar
             if info.dtype not in NUMPY:
                 raise FormatError(file.path, f"numpy has no {info.dtype}", name)
             tensors[name] = file.array(info)
+        for name, weight in found.fp8.items():
+            tensors[name] = weight.dense(checkpoint, weight.dtype)
         checkpoint.check_unchanged()
     return tensors
 

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.fp8 import Fp8Weight
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.source import Checkpoint
 from nf4.int4 import Int4Tensor
@@ -71,15 +72,15 @@ class Weight(abc.ABC):
 @dataclasses.dataclass
 class Survey:
     """The tensors of a checkpoint: 4-bit weights by name, dense tensors by name, the faults of
-    broken 4-bit weights, and errors for dense tensors that are part of something quantized. In a
-    4-bit checkpoint these errors are among the faults, except those of `kept`: layers in FP8 that
-    the checkpoint says it has."""
+    broken weights, and errors for dense tensors that are part of something quantized. In a 4-bit
+    checkpoint these errors are among the faults. fp8: the weights in FP8 that a checkpoint says it
+    has beside its 4-bit weights, by name."""
 
     weights: dict[str, Weight] = dataclasses.field(default_factory=dict)
     dense: dict[str, TensorInfo] = dataclasses.field(default_factory=dict)
     faults: list[FormatError] = dataclasses.field(default_factory=list)
     unread: list[FormatError] = dataclasses.field(default_factory=list)
-    kept: list[FormatError] = dataclasses.field(default_factory=list)
+    fp8: dict[str, Fp8Weight] = dataclasses.field(default_factory=dict)
 
     def require_sound(self) -> None:
         """Raises the first fault, if any."""

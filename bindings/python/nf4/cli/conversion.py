@@ -57,6 +57,7 @@ def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]
         **settings,
         "weights": result.weights,
         "dense_tensors": result.dense,
+        "fp8_weights": result.fp8,
         "already_4bit": result.already,
         "elements": result.elements,
         "bytes_in": result.bytes_in,
@@ -97,6 +98,8 @@ def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
             f"{size_text(result.weight_bytes_in)} -> {size_text(result.weight_bytes_out)}",
             f"copied {result.dense} dense tensors",
         ]
+    if result.fp8:
+        lines.append(f"{verb} {result.fp8} weights in FP8")
     if result.already:
         lines.append(f"copied {result.already} weights that are 4-bit already")
     for loss in [total(result.losses)] if result.losses else ():

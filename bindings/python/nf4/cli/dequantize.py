@@ -10,9 +10,10 @@ from nf4.cli.console import add_command, add_conversion, add_dtype
 from nf4.cli.conversion import run_conversion
 
 _DESCRIPTION = """\
-Dequantize the 4-bit weights of a checkpoint. SRC and DST are both files or both directories;
-DST has the same shards as SRC. Dense tensors are copied unchanged, quantization_config is
-removed from config.json, and the files beside the weights are copied as by `nf4 quantize`.
+Dequantize the 4-bit weights of a checkpoint, and those in FP8 beside them. SRC and DST are
+both files or both directories; DST has the same shards as SRC. Dense tensors are copied
+unchanged, quantization_config is removed from config.json, and the files beside the weights
+are copied as by `nf4 quantize`.
 A warning says where transformers does not load experts that have a matrix each.
 """
 

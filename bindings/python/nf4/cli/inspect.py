@@ -14,6 +14,7 @@ from nf4.checkpoint.difference import (
     total,
 )
 from nf4.checkpoint.errors import FormatError, printable
+from nf4.checkpoint.fp8 import Fp8Weight
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.kinds import method_problem, survey
 from nf4.checkpoint.source import Checkpoint
@@ -76,16 +77,31 @@ def _dense_row(info: TensorInfo) -> dict[str, Any]:
     }
 
 
+def _fp8_row(weight: Fp8Weight) -> dict[str, Any]:
+    return {
+        "name": weight.name,
+        "format": "fp8",
+        "shape": list(weight.shape),
+        "dtype": weight.codes.dtype,
+        "block": list(weight.block),
+        "scales_dtype": weight.scales.dtype,
+        "bytes": weight.nbytes,
+        "bits_per_weight": _bits(weight.nbytes, weight.elements),
+    }
+
+
 def _bits(nbytes: int, elements: int) -> float:
     return 8 * nbytes / elements if elements else 0.0
 
 
 def _totals(found: Survey, errors: dict[str, ErrorStatistics]) -> dict[str, Any]:
-    weights, dense = found.weights.values(), found.dense.values()
+    weights, dense, fp8 = found.weights.values(), found.dense.values(), found.fp8.values()
     elements = sum(weight.elements for weight in weights)
     nbytes = sum(weight.nbytes for weight in weights)
     dense_elements = sum(info.elements for info in dense)
     dense_bytes = sum(info.nbytes for info in dense)
+    all_bytes = nbytes + dense_bytes + sum(weight.nbytes for weight in fp8)
+    all_elements = elements + dense_elements + sum(weight.elements for weight in fp8)
     totals: dict[str, Any] = {
         "weights": len(weights),
         "weight_elements": elements,
@@ -94,8 +110,11 @@ def _totals(found: Survey, errors: dict[str, ErrorStatistics]) -> dict[str, Any]
         "dense_tensors": len(dense),
         "dense_elements": dense_elements,
         "dense_bytes": dense_bytes,
-        "bytes": nbytes + dense_bytes,
-        "bits_per_weight": _bits(nbytes + dense_bytes, elements + dense_elements),
+        "fp8_weights": len(fp8),
+        "fp8_elements": sum(weight.elements for weight in fp8),
+        "fp8_bytes": sum(weight.nbytes for weight in fp8),
+        "bytes": all_bytes,
+        "bits_per_weight": _bits(all_bytes, all_elements),
     }
     if errors:
         of_all = total(errors.values())
@@ -129,6 +148,7 @@ def inspect_checkpoint(
                     advance(name, weight.nbytes)
         rows = [weight_row(weight, errors.get(name)) for name, weight in found.weights.items()]
         rows += [_dense_row(info) for info in found.dense.values()]
+        rows += [_fp8_row(weight) for weight in found.fp8.values()]
         rows.sort(key=lambda row: natural_key(row["name"]))
         problem = method_problem(checkpoint)
         warnings = [] if problem is None else [problem.reason]
@@ -140,6 +160,8 @@ def _scale_cells(row: dict[str, Any]) -> tuple[str, str]:
     """Returns the columns "block" and "scales"."""
     if row["format"] == "dense":
         return "", ""
+    if row["format"] == "fp8":
+        return "x".join(map(str, row["block"])), row["scales_dtype"]
     if row["format"] == "int4":
         size = "row" if row["group_size"] == -1 else str(row["group_size"])
         return size, row["scales_dtype"] + " + zeros" * row["zero_points"]
@@ -154,7 +176,7 @@ def _kind(row: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any], compared: bool) -> list[str]:
-    four_bit = row["format"] != "dense"
+    four_bit = row["format"] not in ("dense", "fp8")
     cells = [
         printable(row["name"]),
         "x".join(map(str, row["shape"])) or "scalar",
@@ -188,6 +210,11 @@ def report_lines(document: dict[str, Any]) -> Iterator[str]:
         f"dense  {totals['dense_tensors']} tensors, {totals['dense_elements']:,} elements, "
         f"{size_text(totals['dense_bytes'])}"
     )
+    if totals["fp8_weights"]:
+        yield (
+            f"FP8    {totals['fp8_weights']} weights, {totals['fp8_elements']:,} elements, "
+            f"{size_text(totals['fp8_bytes'])}"
+        )
     yield f"total  {size_text(totals['bytes'])}, {totals['bits_per_weight']:.2f} bits per element"
     if compared:
         yield (

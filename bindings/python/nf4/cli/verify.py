@@ -38,13 +38,14 @@ def _line(finding: Finding) -> str:
 
 def verify_checkpoint(path: str) -> dict[str, Any]:
     """Returns what `nf4 verify --json` prints: {"path", "ok", "weights", "dense_tensors",
-    "checked_by", "findings"}. Raises OSError if the checkpoint cannot be read."""
+    "fp8_weights", "checked_by", "findings"}. Raises OSError if the checkpoint cannot be read."""
     report = audit_report(path)
     return {
         "path": path,
         "ok": not any(finding.severity == "fault" for finding in report.findings),
         "weights": len(report.survey.weights),
         "dense_tensors": len(report.survey.dense),
+        "fp8_weights": len(report.survey.fp8),
         "checked_by": report.checked_by,
         "findings": [dataclasses.asdict(finding) for finding in report.findings],
     }
@@ -59,6 +60,8 @@ def report_lines(document: dict[str, Any]) -> list[str]:
     if warnings:
         verdict += f", {warnings} warning{'s' if warnings > 1 else ''}"
     counts = f"{document['weights']} 4-bit weights, {document['dense_tensors']} dense tensors"
+    if document["fp8_weights"]:
+        counts += f", {document['fp8_weights']} weights in FP8"
     lines = [*map(_line, findings)]
     if document["checked_by"]:
         lines.append(printable(f"layers checked by {document['checked_by']}"))

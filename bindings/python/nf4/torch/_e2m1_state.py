@@ -24,7 +24,8 @@ _PARTS = {"packed": "packed", "scales": "absmax", "global": "nested_absmax"}
 
 def as_stored(model: nn.Module) -> dict[str, Tensor] | None:
     """Returns the state_dict; None if the model has no such layers. Raises InvalidArgument for
-    experts of which the checkpoint has a matrix each."""
+    experts of which the checkpoint has a matrix each, and for layers that were in FP8, which the
+    settings name."""
     layers = {
         name: layer
         for name, layer in model.named_modules(remove_duplicate=False)
@@ -32,6 +33,12 @@ def as_stored(model: nn.Module) -> dict[str, Tensor] | None:
     }
     if not layers:
         return None
+    for name, module in model.named_modules():
+        if getattr(module, "was_in_fp8", False):
+            raise InvalidArgument(
+                f"{name} was in FP8 in its checkpoint, and is dense now; expected a model that "
+                f"nf4.torch.to_dense made dense"
+            )
     state = model.state_dict()
     for name, layer in layers.items():
         own = f"{name}.weight"

@@ -31,8 +31,9 @@ def load(
     and compressed-tensors (pack-quantized 4-bit integers) become Int4Linear, and Int4Experts for
     stacked experts. MXFP4 and NVFP4 of gpt-oss, compressed-tensors and ModelOpt become NF4Linear
     and NF4Experts, and so does a checkpoint with experts in NF4 or FP4; transformers'
-    from_pretrained loads the latter too, but only warns of missing tensors. This needs
-    transformers, and none of the packages that made the checkpoint.
+    from_pretrained loads the latter too, but only warns of missing tensors. Layers in FP8 beside
+    MXFP4 and NVFP4 are dequantized, and are dense in the model. This needs transformers, and none
+    of the packages that made the checkpoint.
 
     path    a directory with config.json and safetensors files
     dtype   "fp32", "fp16", "bf16" or torch's, for tensors that are not quantized; by default that
@@ -40,8 +41,8 @@ def load(
     device  the device to load to; by default the CPU
 
     Siblings are joined as in convert. save_pretrained writes such a checkpoint again, but raises an
-    error for a model with Int4Experts: call to_dense first. For layers with act order see
-    Int4Linear.reorder_.
+    error for a model with Int4Experts, or with layers that were in FP8: call to_dense first. For
+    layers with act order see Int4Linear.reorder_.
 
     The quantization settings are read from any place where transformers, vLLM and their tools write
     them; model.config then has them. A quantized output head is not tied to dense embeddings.
@@ -56,7 +57,7 @@ def load(
     require_folder(path)
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
-        require_readable(checkpoint, found)
+        require_readable(checkpoint, found, fp8=True)
         if any(is_stack(each) or isinstance(each, E2m1Weight) for each in found.weights.values()):
             return _by_tensors(path, dtype, moved_to)
         weights, act_order = _integer_weights(checkpoint, found)

@@ -120,17 +120,43 @@ def fill_box(own: Tensor, begin: Sequence[int], file: SafetensorsFile, info: Ten
     sizes = (*[1] * (own.dim() - len(info.shape)), *info.shape)
     with torch.no_grad():
         for local, offsets in parts_of(own):
-            boxes = list(zip(begin, sizes, offsets, local.shape, strict=True))
-            first = [max(at, offset) for at, _, offset, _ in boxes]
-            end = [min(at + size, offset + have) for at, size, offset, have in boxes]
-            if any(low >= high for low, high in zip(first, end, strict=True)):
+            common = _common(begin, sizes, offsets, local.shape)
+            if common is None:
                 continue
-            wanted = [high - low for low, high in zip(first, end, strict=True)]
-            runs = runs_of_box(sizes, [a - b for a, b in zip(first, begin, strict=True)], wanted)
+            wanted = [end - first for first, end in common]
+            inside = [first - at for (first, _), at in zip(common, begin, strict=True)]
             host = torch.empty(wanted, dtype=stored)
-            read_runs(file, info, runs, host)
-            places = zip(first, end, offsets, strict=True)
-            local[tuple(slice(low - at, high - at) for low, high, at in places)].copy_(host)
+            read_runs(file, info, runs_of_box(sizes, inside, wanted), host)
+            _part(local, common, offsets).copy_(host)
+
+
+def put(own: Tensor, begin: Sequence[int] | None, whole: Tensor, path: str, name: str) -> None:
+    """Copies a tensor, or what this rank has of it, into `own`, or into the box of `own` that
+    begins at `begin`. Raises FormatError, with the file and the name, for another shape."""
+    if begin is None and own.shape != whole.shape:
+        reason = f"its shape is {list(whole.shape)}, but {list(own.shape)} in the model"
+        raise FormatError(path, reason, name)
+    whole = whole.reshape(*[1] * (own.dim() - whole.dim()), *whole.shape)
+    begin = (0,) * own.dim() if begin is None else begin
+    with torch.no_grad():
+        for local, offsets in parts_of(own):
+            common = _common(begin, whole.shape, offsets, local.shape)
+            if common is not None:
+                _part(local, common, offsets).copy_(_part(whole, common, begin))
+
+
+def _common(
+    begin: Sequence[int], sizes: Sequence[int], offsets: Sequence[int], have: Sequence[int]
+) -> list[tuple[int, int]] | None:
+    """Returns the ranges (first, past the last) that two boxes share; None if there are none."""
+    boxes = zip(begin, sizes, offsets, have, strict=True)
+    found = [(max(at, other), min(at + size, other + extent)) for at, size, other, extent in boxes]
+    return None if any(first >= end for first, end in found) else found
+
+
+def _part(tensor: Tensor, ranges: Sequence[tuple[int, int]], begin: Sequence[int]) -> Tensor:
+    """Returns the part of a tensor that begins at `begin` of a whole, by the whole's indices."""
+    return tensor[tuple(slice(a - at, b - at) for (a, b), at in zip(ranges, begin, strict=True))]
 
 
 def _require_dtype(

@@ -57,7 +57,7 @@ def empty_model(
     require_folder(path)
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
-        require_readable(checkpoint, found)
+        require_readable(checkpoint, found, fp8=True)
         model = _skeleton(checkpoint, wanted)
         said = quantization(checkpoint)
         stored = {} if said is None else said.config

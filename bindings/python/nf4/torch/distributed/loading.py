@@ -14,13 +14,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nf4 import _torch
 from nf4.checkpoint import Checkpoint, FormatError, Survey, survey
+from nf4.checkpoint.fp8 import Fp8Weight
 from nf4.checkpoint.kinds import require_loadable
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument, kind_of
+from nf4.torch._checks import DTYPES
 from nf4.torch.distributed import _adapters, _reading
 from nf4.torch.distributed._agreement import agreed, gathered
-from nf4.torch.distributed._filling import fill_layer
+from nf4.torch.distributed._filling import fill_layer, tensor_of
 from nf4.torch.distributed._names import Names
 from nf4.torch.modules.base import QuantizedModule, torch_device
 
@@ -115,8 +118,23 @@ def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) ->
             _reading.fill_box(own, begin, checkpoint.owner[name], info)
         elif own is not None:
             _reading.fill(own, checkpoint.owner[name], info, rows=names.rows(name))
+    for weight in found.fp8.values():
+        _fill_fp8(names, weight, checkpoint)
     checkpoint.check_unchanged()
     return None, ""
+
+
+def _fill_fp8(names: Names, weight: Fp8Weight, checkpoint: Checkpoint) -> None:
+    """Dequantizes a weight in FP8 into a dense tensor of the model."""
+    own = names.tensor(weight.name)
+    if own is None:
+        if names.is_ignored(weight.name):
+            return
+        raise FormatError(weight.path, "the model has no place for it", weight.name)
+    names.tensors[names.target(weight.name)][0].was_in_fp8 = True
+    dtype = _torch.dtype_name(own.dtype) if own.dtype in DTYPES else "fp32"
+    dense = tensor_of(weight.dense(checkpoint, dtype))
+    _reading.put(own, names.begins.get(weight.name), dense, weight.path, weight.name)
 
 
 def _require_sources(
@@ -125,7 +143,7 @@ def _require_sources(
     """Requires that every tensor will get a value, before anything gets memory."""
     checkpoint, found = opened
     begun = {id(parameter) for each in adapters for _, _, parameter in each.tensors()}
-    filled = {id(names.tensor(name)) for name in found.dense}
+    filled = {id(names.tensor(name)) for name in (*found.dense, *found.fp8)}
     filled |= {id(names.layer(name, weight.path)) for name, weight in found.weights.items()}
     for name, own, source in _tensors(model):
         if isinstance(source, str):
