@@ -10,6 +10,7 @@ check      bits compared before anything is timed; errors: what ends the bench
 measure    candidates timed in turns
 rows       dequantize and quantize; matmul, models (models_llama, _forms, _steps), cpu
 experts    stacks of experts: experts_cases, _weights, _decode, _pages; cpu_experts
+training   a step of QLoRA: training_cases, _model, _products, _pages; training_experts
 families   the kernels of other GPUs, a process a build: families_cases, _products, _pages
 host       what a call costs the host; challenge, sweep
 compare    two builds beside each other; compare_worker is the process of one

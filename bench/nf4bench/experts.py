@@ -175,12 +175,17 @@ def row(
 
 
 def rows(
-    bench: Bench, found: Mapping[str, Any], groups: Iterable[Group], report: Report
+    bench: Bench,
+    found: Mapping[str, Any],
+    groups: Iterable[Group],
+    report: Report,
+    format: str = "nf4",
 ) -> list[dict[str, Any]]:
     made = []
     for model, of_model in experts_cases.by_model(groups).items():
         works = sorted({work for group in of_model for work in group.works})
-        of_shape = {shape: Stack(shape, bench.gpu.place) for shape in {*map(model.shape, works)}}
+        shapes = {*map(model.shape, works)}
+        of_shape = {shape: Stack(shape, bench.gpu.place, format) for shape in shapes}
         stacks = {work: of_shape[model.shape(work)] for work in works}
         for group in of_model:
             for tokens in group.tokens:
@@ -189,6 +194,15 @@ def rows(
         del stacks, of_shape
         bench.gpu.release()
     return made
+
+
+def run_format(
+    bench: Bench, found: Mapping[str, Any], groups: Iterable[Group], format: str, report: Report
+) -> dict[str, Any]:
+    """The products of experts in another format than NF4."""
+    figures = begin(bench, found, report) | {"format": format}
+    report(f"experts in {format}")
+    return figures | {"rows": rows(bench, present(found), groups, report, format)}
 
 
 # So small that the GPU is done before the host has come to the next.

@@ -55,6 +55,7 @@ class Group:
 QWEN = Model("Qwen3-30B-A3B", 128, 2048, 768, 8)
 MIXTRAL = Model("Mixtral-8x7B", 8, 4096, 14336, 2)
 GPT_OSS = Model("gpt-oss-20b", 32, 2880, 2880, 4)
+GPT_OSS_120B = Model("gpt-oss-120b", 128, 2880, 2880, 4)
 LARGE = Model("64x(7168, 2048)", 64, 7168, 2048, 8)
 _OF_LAYERS = (DENSE, DEQUANTIZED)
 
@@ -77,6 +78,13 @@ def quick() -> list[Group]:
         Group(MIXTRAL, "layer", (1, 16, 256, 1024, 4096), _OF_LAYERS),
         Group(GPT_OSS, "layer", (1, 64, 4096), _OF_LAYERS),
     ]
+
+
+def of_format() -> list[Group]:
+    """gpt-oss, in the format of its checkpoints or in another one than NF4."""
+    models, tokens = (GPT_OSS, GPT_OSS_120B), (1, 8, 64, 1024)
+    return [Group(model, work, tokens, (DENSE,)) for model in models
+            for work in ("layer", "gradient")]  # fmt: skip
 
 
 def by_model(groups: Iterable[Group]) -> dict[Model, list[Group]]:

@@ -14,14 +14,12 @@ DTYPE = torch.bfloat16
 
 
 class Stack:
-    """Normal weights of all experts, quantized by us with nested scales, and the same numbers
+    """Normal weights of all experts, quantized by us, NF4 with nested scales, and the same numbers
     dense."""
 
-    def __init__(self, shape: tuple[int, int, int], place: str) -> None:
+    def __init__(self, shape: tuple[int, int, int], place: str, format: str = "nf4") -> None:
         self.dense = torch.randn(shape, device=place, dtype=DTYPE)
-        self.quantized = nf4.quantize(
-            self.dense, format="nf4", blocksize=BLOCKSIZE, nested_blocksize=NESTED_BLOCKSIZE
-        )
+        self.quantized = nf4.quantize(self.dense, format=format)
         nf4.dequantize(self.quantized, "bf16", out=self.dense)
 
     @functools.cached_property
@@ -47,8 +45,9 @@ class Stack:
     def nbytes(self, experts: float) -> float:
         """Of so many experts, packed with their scales."""
         elements = self.dense[0].numel()
-        blocks = elements / BLOCKSIZE
-        return experts * (elements / 2 + blocks + 4 * blocks / NESTED_BLOCKSIZE)
+        blocks = elements / self.quantized.blocksize
+        nested = 4 * blocks / NESTED_BLOCKSIZE if self.quantized.nested else 0
+        return experts * (elements / 2 + blocks + nested)
 
 
 class Routing:

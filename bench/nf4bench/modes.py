@@ -30,6 +30,7 @@ from nf4bench import (
     sweep,
     training,
     training_cases,
+    training_experts,
 )  # fmt: skip
 from nf4bench.device import Gpu
 from nf4bench.errors import WrongResult
@@ -79,11 +80,17 @@ def _models(made: Bench, options: Options, report: Report) -> dict:
 
 
 def _training(made: Bench, options: Options, report: Report) -> dict:
+    if options.format:
+        return training_experts.run(made, options.format, report)
     found = models_forms.load(made.gpu.place)
     return training.run(made, found, _of(options, training_cases), report)
 
 
 def _experts(made: Bench, options: Options, report: Report) -> dict:
+    if options.format:
+        peers_of = {experts_cases.DENSE: experts.Dense(made.gpu.place)}
+        groups = experts_cases.of_format()
+        return experts.run_format(made, peers_of, groups, options.format, report)
     groups = _of(options, experts_cases)
     return experts.run(made, experts.load(made.gpu.place), groups, experts_decode.QWEN3_MOE, report)
 

@@ -44,8 +44,11 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
         "GPTQ, AWQ and compressed-tensors beside NF4 and peers",
         ("shapes", "quick", "replays", "threads"),
     ),
-    "training": ("a QLoRA step through transformers and PEFT", ("quick", "replays")),
-    "experts": ("mixture of experts beside dense bf16 and peers", ("quick", "replays", "plots")),
+    "training": ("a QLoRA step through transformers and PEFT", ("quick", "replays", "format")),
+    "experts": (
+        "mixture of experts beside dense bf16 and peers",
+        ("quick", "replays", "plots", "format"),
+    ),
     "families": ("the kernels of an A100, RTX cards and a T4 on this GPU, beside bitsandbytes", ()),
     "distributed": ("two GPUs: a QLoRA step under FSDP2, a token under tensor parallelism", ()),
     "report": ("writes a report of this GPU to FILE, as `nf4 bench FILE` does", ()),
@@ -55,8 +58,9 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("quick",),
     ),
 }
-OPTIONS = ("shapes", "quick", "peers", "replays", "iterations", "plots", "threads")
-GPU_ONLY = ("peers", "replays", "plots")
+OPTIONS = ("shapes", "quick", "peers", "replays", "iterations", "plots", "threads", "format")
+GPU_ONLY = ("peers", "replays", "plots", "format")
+FORMATS = ("mxfp4", "nvfp4")
 CPU_MODES = ("", "int4", "models")
 
 
@@ -73,6 +77,7 @@ class Options:
     replays: int | None = None
     iterations: int | None = None
     threads: int | None = None
+    format: str | None = None
     json: Path | None = None
     plots: Path | None = None
     build: Path = field(default=ROOT / "build")
@@ -133,6 +138,7 @@ def parser() -> argparse.ArgumentParser:
     replays = f"of each graph; {REPLAYS} by default (GPU)"
     add("--replays", type=_at_least(MIN_REPLAYS), help=replays)
     add("--iterations", type=_at_least(1), help=f"of the challenge; {ITERATIONS} by default")
+    add("--format", choices=FORMATS, help="gpt-oss in this format, instead of NF4 (GPU)")
     add("--threads", type=_at_least(1), help="all processors by default (CPU)")
     add("--json", type=Path, metavar="FILE", help="write the figures to this file")
     add("--plots", type=Path, metavar="DIR", help="write the plots to this folder")
@@ -145,6 +151,9 @@ def _contradiction(options: Options) -> str | None:
     for name in OPTIONS:
         if getattr(options, name) not in (None, False) and name not in MODES[options.mode][1]:
             return f"--{name} means nothing {f'to --{options.mode}' if options.mode else 'here'}"
+    for name in ("quick", "plots") if options.format else ():
+        if getattr(options, name):
+            return f"--{name} means nothing to --format"
     files = {name: getattr(options, name) for name in ("json", "report")}
     folders = {name: file.parent for name, file in files.items() if file is not None}
     for name, folder in (*folders.items(), ("plots", options.plots)):

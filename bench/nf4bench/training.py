@@ -72,7 +72,7 @@ def _checked(bench: Bench, group: Group, steps: Steps) -> dict[str, float]:
     }
 
 
-def _timed(bench: Bench, form: str, step: Step) -> tuple[float, float]:
+def timed(bench: Bench, form: str, step: Step) -> tuple[float, float]:
     """Microseconds of the GPU's stream, and of the host until all is enqueued."""
     with models_forms.kernels_of(form):
         step()  # Python is slow at functions that were just replaced
@@ -166,7 +166,7 @@ def _peaks(bench: Bench, steps: Steps) -> dict[str, int]:
     return found
 
 
-def _figures(times: Sequence[tuple[float, float]]) -> tuple[Timing, Timing]:
+def figures_of(times: Sequence[tuple[float, float]]) -> tuple[Timing, Timing]:
     return tuple(map(summary, zip(*times, strict=True)))
 
 
@@ -176,11 +176,11 @@ def row(
     """Raises WrongResult before anything is timed."""
     steps = {form: Step(model, group, tokens) for form, model in models.items()}
     errors, peaks = _checked(bench, group, steps), _peaks(bench, steps)
-    work = {form: partial(_timed, bench, form, step) for form, step in steps.items()}
+    work = {form: partial(timed, bench, form, step) for form, step in steps.items()}
     times = taken(work, bench.replays or TURNS, WARM_UP, rotate=True)
     forms = {}
     for form, each in times.items():
-        whole, host = _figures(each)
+        whole, host = figures_of(each)
         forms[form] = {
             **whole.figures(),
             "host_us": round(host.us, 1),

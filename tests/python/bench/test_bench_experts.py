@@ -63,6 +63,20 @@ def test_from_groups_to_the_page(eager: None) -> None:
     assert f"{GROUPED_NF4} is missing" in page
 
 
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_another_format(format: str) -> None:
+    groups = [Group(SMALL, work, (1, 5), (DENSE,)) for work in ("layer", "gradient")]
+    peer = {DENSE: experts.Dense("cpu")}
+    found = experts.run_format(bench(names=()), peer, groups, format, print)
+    assert found["format"] == format and len(found["rows"]) == 4
+    size = 32 if format == "mxfp4" else 16
+    for row in found["rows"]:
+        assert list(row["peers"]) == [DENSE] and 0 < row["error"] < 4e-3
+        matrices = 1 if row["work"] == "gradient" else 1.5
+        elements = row["active"] * matrices * 256 * 64
+        assert row["bytes"] == pytest.approx(elements * (1 / 2 + 1 / size), rel=0.03)
+
+
 @pytest.mark.parametrize("name", ["libnf4", DENSE])
 def test_a_wrong_product_ends_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, found = bench(names=()), experts.load("cpu")

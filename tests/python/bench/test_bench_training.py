@@ -16,6 +16,7 @@ from nf4bench import (  # noqa: E402
     models_forms,
     training,
     training_cases,
+    training_experts,
     training_pages,
 )  # fmt: skip
 from nf4bench.check import WrongResult  # noqa: E402
@@ -101,3 +102,20 @@ def test_a_wrong_gradient_ends_it(monkeypatch) -> None:
 def test_the_cases_are_all_four_steps() -> None:
     assert len({(each.adapters, each.checkpointing) for each in training_cases.full()}) == 4
     assert training_cases.quick() == training_cases.full()[:2]
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_experts_in_another_format(format: str) -> None:
+    size = training_experts.Size(
+        layers=1, hidden=64, intermediate=32, experts=4, top_k=2, heads=4, key_value_heads=2,
+        head_dim=16, vocabulary=64, tokens=(2, 8),
+    )  # fmt: skip
+    made, lines = bench(names=()), []
+    made.replays = 3
+    found = training_experts.run(made, format, lines.append, size)
+    assert [row["adapters"] for row in found["rows"]] == ["attention", "attention and experts"]
+    for row in found["rows"]:
+        assert list(row["forms"]) == ["libnf4", "dense"] and 0 <= row["error"] < 0.05
+        ours, dense = row["forms"].values()
+        assert 0 < ours["model_bytes"] < dense["model_bytes"] and row["bytes_over_dense"] < 1
+    assert any(line.startswith("adapters on attention and experts: libnf4") for line in lines)

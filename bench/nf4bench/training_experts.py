@@ -1,0 +1,149 @@
+"""A step of QLoRA over a model of gpt-oss-20b's shape, whose experts are in MXFP4 or NVFP4, beside
+the same model dense. Each model has PEFT's adapters on the attention, or on its experts too. The
+gradients are compared before anything is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from nf4.torch.experts import quantize_stack
+from torch import nn
+
+from nf4bench import models_forms, training_model
+from nf4bench.experts_weights import DTYPE
+from nf4bench.measure import taken
+from nf4bench.product import require
+from nf4bench.rows import Bench, Report, begin
+from nf4bench.training import Step, figures_of, timed
+from nf4bench.training_cases import ALPHA, RANK, TURNS, WARM_UP, Group
+
+STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+# Of the adapters' gradients: a rounding to bf16 can turn a choice of experts.
+MOST_ERROR = 0.3
+
+
+@dataclass(frozen=True)
+class Size:
+    """vocabulary: a share of the model's, as are the layers. tokens: sequences and their length."""
+
+    layers: int = 4
+    hidden: int = 2880
+    intermediate: int = 2880
+    experts: int = 32
+    top_k: int = 4
+    heads: int = 64
+    key_value_heads: int = 8
+    head_dim: int = 64
+    vocabulary: int = 201088 * 4 // 24
+    tokens: tuple[int, int] = (4, 512)
+
+
+GPT_OSS = Size()
+
+
+def _model(size: Size, place: str) -> nn.Module:
+    import transformers
+
+    config = transformers.GptOssConfig(
+        hidden_size=size.hidden, intermediate_size=size.intermediate,
+        num_local_experts=size.experts, num_experts_per_tok=size.top_k,
+        num_hidden_layers=size.layers, num_attention_heads=size.heads,
+        num_key_value_heads=size.key_value_heads, head_dim=size.head_dim,
+        vocab_size=size.vocabulary, use_cache=False, pad_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    config._experts_implementation = "grouped_mm"
+    torch.manual_seed(0)
+    with torch.device(place):
+        return transformers.GptOssForCausalLM._from_config(config, dtype=DTYPE)
+
+
+def _models(size: Size, place: str, format: str) -> dict[str, nn.Module]:
+    """Returns the model with experts in 4 bits, and the dense one, which has the same numbers."""
+    made = {"libnf4": _model(size, place), "dense": _model(size, place)}
+    names = [name for name, _ in made["dense"].named_parameters() if name.endswith(STACKS)]
+    rule = {"scale_rule": "even"} if format == "mxfp4" else {}
+    for name in names:
+        quantize_stack(made["libnf4"], name, None, format=format, **rule)
+        dense = made["libnf4"].get_submodule(name).dequantize()
+        made["dense"].get_parameter(name).data.copy_(dense.transpose(1, 2))
+    return made
+
+
+def _adapted(model: nn.Module, on_experts: bool) -> nn.Module:
+    import peft
+
+    more = {"target_parameters": list(STACKS)} if on_experts else {}
+    lora = peft.LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=list(ATTENTION), lora_dropout=0.0,
+        task_type="CAUSAL_LM", **more,
+    )  # fmt: skip
+    return peft.get_peft_model(model, lora).train()
+
+
+def _checked(bench: Bench, what: str, steps: Mapping[str, Step]) -> float:
+    """The distance of the gradients. Raises WrongResult."""
+    found = {}
+    for form, step in steps.items():
+        with models_forms.kernels_of(form):
+            made = bench.gpu.run(step.gradients)
+        found[form] = torch.cat([each.double().view(-1) for each in made])
+    return require(what, MOST_ERROR, found["dense"], found["libnf4"])
+
+
+def row(
+    bench: Bench, models: Mapping[str, nn.Module], size: Size, on_experts: bool
+) -> dict[str, Any]:
+    """Raises WrongResult before anything is timed."""
+    place, adapters = bench.gpu.place, "attention and experts" if on_experts else "attention"
+    held = {form: models_forms.bytes_of(model) for form, model in models.items()}
+    models = {form: _adapted(model, on_experts) for form, model in models.items()}
+    tokens = torch.randint(size.vocabulary, size.tokens, device=place)
+    group = Group("bf16", checkpointing=False)
+    steps = {form: Step(model, group, tokens) for form, model in models.items()}
+    error = _checked(bench, f"adapters on {adapters}", steps)
+    peaks = {}
+    for form, step in steps.items():
+        with models_forms.kernels_of(form):
+            peaks[form] = held[form] + bench.gpu.peak_bytes(step)
+    work = {form: partial(timed, bench, form, step) for form, step in steps.items()}
+    times = taken(work, bench.replays or TURNS, WARM_UP, rotate=True)
+    whole = {form: figures_of(each)[0] for form, each in times.items()}
+    return {
+        "adapters": adapters, "layers": size.layers, "tokens": list(size.tokens),
+        "error": float(f"{error:.3e}"),
+        "time_over_dense": round(whole["libnf4"].us / whole["dense"].us, 3),
+        "bytes_over_dense": round(peaks["libnf4"] / peaks["dense"], 3),
+        "forms": {
+            form: {**each.figures(), "bytes": peaks[form], "model_bytes": held[form]}
+            for form, each in whole.items()
+        },
+    }  # fmt: skip
+
+
+def _line(made: Mapping[str, Any]) -> str:
+    forms = ", ".join(
+        f"{form} {each['us'] / 1e3:.1f} ms {each['bytes'] / 1e9:.2f} GB"
+        for form, each in made["forms"].items()
+    )
+    return (
+        f"adapters on {made['adapters']}: {forms}; over dense: time {made['time_over_dense']}, "
+        f"memory {made['bytes_over_dense']}; gradients {made['error']}"
+    )
+
+
+def run(bench: Bench, format: str, report: Report, size: Size = GPT_OSS) -> dict[str, Any]:
+    """All figures. Raises WrongResult before a row is timed."""
+    figures = begin(bench, {}, report) | {"format": format, "rows": []}
+    figures["versions"] = training_model.versions()
+    for on_experts in (False, True):
+        models = _models(size, bench.gpu.place, format)
+        figures["rows"].append(row(bench, models, size, on_experts))
+        report(_line(figures["rows"][-1]))
+        del models
+        bench.gpu.release()
+    return figures
