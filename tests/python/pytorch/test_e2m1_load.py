@@ -66,6 +66,11 @@ def test_experts_of_which_a_checkpoint_has_a_matrix_each(case, tmp_path):
         models.gradients(model, _tokens()), models.gradients(dense, _tokens()), strict=True
     ):
         assert models.distance(found, wanted) < 2e-6
+    before = stack.dequantize("fp32")
+    stack.requantize(before * 2)
+    assert models.distance(stack.dequantize("fp32"), before * 2) < 0.05
+    if case.format == "nvfp4":
+        assert stack.nested_blocksize == 96 and len(stack.nested_absmax.unique()) == 8
     with pytest.raises(nf4.InvalidArgument, match=r"experts.*to_dense"):
         model.save_pretrained(tmp_path / "s")
     with pytest.raises(FormatError, match=r"experts\.0\.\w+_proj.*cannot become nf4.*--experts"):

@@ -105,6 +105,23 @@ def test_a_layer_that_the_model_does_not_have_is_named(tmp_path):
         nf4.torch.load(folder)
 
 
+def test_a_head_that_is_tied_is_refused(tmp_path):
+    """It would overwrite the embeddings."""
+    folder = models.write(models.llama(), NVFP4, tmp_path / "q")
+    _replace(folder, FORMS[0], [NAME])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    stored = load_file(folder / "model.safetensors")
+    tensors = FORMS[0].tensors("lm_head", (100, 64))
+    stored |= {name: models.tensor(each) for name, each in tensors.items()}
+    models.save_file(stored, folder / "model.safetensors")
+    with pytest.raises(FormatError, match="lm_head.weight.*ties it to model.embed_tokens.weight"):
+        nf4.torch.load(folder)
+    dequantize_checkpoint(str(folder), str(tmp_path / "d"))
+    made = json.loads((tmp_path / "d" / "config.json").read_text())
+    assert made["tie_word_embeddings"] is False
+
+
 def test_another_shape_is_named(tmp_path):
     folder = models.write(models.llama(), NVFP4, tmp_path / "q")
     _replace(folder, FORMS[0], [NAME])

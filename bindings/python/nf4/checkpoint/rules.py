@@ -79,9 +79,10 @@ def is_matrix(info: TensorInfo) -> bool:
 
 
 def matrix_shapes(found: Survey, types: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of all matrices in a dense file, including those that are 4-bit: name ->
-    shape."""
+    """Returns the shapes of all matrices in a dense file, including those that are 4-bit or FP8:
+    name -> shape."""
     dense = {name: info.shape for name, info in found.dense.items() if is_matrix(info)}
+    dense |= {name: weight.shape for name, weight in found.fp8.items()}
     return dense | {
         name: transposed_if_conv1d(name, w.shape, types)
         for name, w in found.weights.items()
@@ -147,10 +148,10 @@ def _is_head(module: str, parts: list[str]) -> bool:
 
 
 def untied(config: Mapping[str, Any], found: Survey) -> dict[str, Any]:
-    """Returns config.json for a checkpoint with these weights. A 4-bit output head beside dense
-    embeddings has a weight of its own, even if config.json says that they are tied."""
+    """Returns config.json for a checkpoint with these weights. An output head in 4 bits or FP8
+    beside dense embeddings has a weight of its own, even if config.json says that they are tied."""
     key = "tie_word_embeddings"
-    modules = [module_of(name) for name in found.weights]
+    modules = [module_of(name) for name in (*found.weights, *found.fp8)]
     has_head = any(_is_head(module, module.split(".")) for module in modules)
     if not (has_head and any(_is_embedding(module_of(n).split(".")) for n in found.dense)):
         return dict(config)

@@ -29,8 +29,8 @@ def load(
 ) -> PreTrainedModel:
     """Loads a checkpoint as a transformers model. GPTQ, AWQ, AutoRound (in the packings of these)
     and compressed-tensors (pack-quantized 4-bit integers) become Int4Linear, and Int4Experts for
-    stacked experts. MXFP4 and NVFP4 of gpt-oss, compressed-tensors and ModelOpt become NF4Linear
-    and NF4Experts, and so does a checkpoint with experts in NF4 or FP4; transformers'
+    stacked experts. MXFP4 and NVFP4 of gpt-oss, compressed-tensors, ModelOpt and DeepSeek-V4 become
+    NF4Linear and NF4Experts, and so does a checkpoint with experts in NF4 or FP4; transformers'
     from_pretrained loads the latter too, but only warns of missing tensors. Layers in FP8 beside
     MXFP4 and NVFP4 are dequantized, and are dense in the model. This needs transformers, and none
     of the packages that made the checkpoint.

@@ -39,8 +39,8 @@ def empty_model(
     then call load_checkpoint: no process ever holds the whole model.
 
     path    a directory with config.json and safetensors files of bitsandbytes, GPTQ, AWQ,
-            compressed-tensors, ModelOpt or gpt-oss, or dense ones. Only their headers, and g_idx
-            and zero points of integers, are read
+            compressed-tensors, ModelOpt, gpt-oss or DeepSeek-V4, or dense ones. Only their headers,
+            and g_idx and zero points of integers, are read
     dtype   "fp32", "fp16", "bf16" or torch's, for tensors that are not quantized; by default that
             of config.json
     compute_dtype

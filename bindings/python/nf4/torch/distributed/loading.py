@@ -145,6 +145,7 @@ def _require_sources(
     begun = {id(parameter) for each in adapters for _, _, parameter in each.tensors()}
     filled = {id(names.tensor(name)) for name in (*found.dense, *found.fp8)}
     filled |= {id(names.layer(name, weight.path)) for name, weight in found.weights.items()}
+    _require_untied(names, found)
     for name, own, source in _tensors(model):
         if isinstance(source, str):
             if own.is_meta and id(own) not in begun:
@@ -156,6 +157,15 @@ def _require_sources(
             what = f"{name} in 4 bits" if isinstance(source, QuantizedModule) else name
             reason = f"the model needs {what}, and the checkpoint does not have it"
             raise FormatError(checkpoint.path, reason)
+
+
+def _require_untied(names: Names, found: Survey) -> None:
+    """Refuses a weight in FP8 that the model ties to a dense tensor, which it would overwrite."""
+    dense = {id(own): name for name in found.dense if (own := names.tensor(name)) is not None}
+    for name, weight in found.fp8.items():
+        if id(names.tensor(name)) in dense:
+            other = dense[id(names.tensor(name))]
+            raise FormatError(weight.path, f"the model ties it to {other}, which is dense", name)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, object]]:
