@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "cpu/matmul/avx2_split.hpp"
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
 #include "cpu/matmul/outer_loops.hpp"
@@ -184,6 +185,18 @@ struct Bf16Rows : Rows {
                                    ? _mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000))
                                    : _mm256_slli_epi32(pairs, 16));
   }
+  // The numbers of a unit: those of vectors 2 j and 2 j + 1 alternate in entries[j].
+  static void look_up_pairs(const Table &table, const uint8_t *packed, __m256i (&entries)[4]) {
+    const __m256i codes = _mm256_loadu_si256((const __m256i *)packed);
+    NF4_UNROLL
+    for (int j = 0; j < 4; j += 2) {
+      const __m256i nibbles = Codes{codes, 2 * j}.nibbles();
+      const __m256i low = _mm256_shuffle_epi8(table.low, nibbles);
+      const __m256i high = _mm256_shuffle_epi8(table.high, nibbles);
+      entries[j] = _mm256_unpacklo_epi8(low, high);
+      entries[j + 1] = _mm256_unpackhi_epi8(low, high);
+    }
+  }
   struct Order {
     static constexpr int kHighNibble = 4;
     static void sort(__m256 (&x)[kVectors]) {
@@ -279,10 +292,18 @@ constexpr DotKernels kDot = {
     kHighFirst ? nullptr : dot<T, true>,
     decode<T>};
 
+template <bool kHighFirst>
+constexpr DotKernels with_split() {
+  DotKernels kernels = kDot<Bf16Rows, kHighFirst>;
+  kernels.split_x = split_x<Bf16Rows, kHighFirst>;
+  kernels.dot_split = dot_split<Bf16Rows, false>;
+  if (!kHighFirst) kernels.dot_split_zeros = dot_split<Bf16Rows, true>;
+  return kernels;
+}
+
 // The kernels for one dtype of x differ in the codebook of dot alone. The integers of int4 are
 // exact in bf16.
-template <class CodebookRows>
-constexpr MatmulKernels kernels() {
+constexpr MatmulKernels kernels(const DotKernels &codebook_dot, const DotKernels &int4_dot) {
   static_assert(Rows::kUnit == 64, "transposed.cpp");
   return {
       NF4_DTYPE_FP32,
@@ -293,8 +314,8 @@ constexpr MatmulKernels kernels() {
       4,
       Floats::kSumLanes,
       Floats::kSumLanes,
-      kDot<CodebookRows, true>,
-      kDot<Bf16Rows, false>,
+      codebook_dot,
+      int4_dot,
       x_sums<Rows>,
       nullptr,
       column_sums<Floats>,
@@ -316,7 +337,7 @@ constexpr MatmulKernels kernels() {
 
 }  // namespace
 
-const MatmulKernels kAvx2Matmul = kernels<Fp32Rows>();
-const MatmulKernels kAvx2MatmulOfBf16 = kernels<Bf16Rows>();
+const MatmulKernels kAvx2Matmul = kernels(kDot<Fp32Rows, true>, kDot<Bf16Rows, false>);
+const MatmulKernels kAvx2MatmulOfBf16 = kernels(with_split<true>(), with_split<false>());
 
 }  // namespace nf4::cpu

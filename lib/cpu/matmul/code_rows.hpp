@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/formats.hpp"
 #include "cpu/dequant/int4_groups.hpp"
@@ -38,6 +39,8 @@ class CodebookRows {
   int64_t row_bytes() const { return weight_.cols / 2; }
   int64_t block() const { return weight_.blocksize(); }
   bool has_zeros() const { return false; }
+  // Tells whether read() may read several whole rows at once.
+  bool has_scales_in_rows(int64_t per_scale) const { return per_scale == weight_.blocksize(); }
 
   void read(int64_t n, int64_t k, int64_t elements, int64_t per_scale, float *scales,
             float *) const {
@@ -104,6 +107,7 @@ class IntegerRows {
   int64_t row_bytes() const { return int4_words(weight_.cols) * 4; }
   int64_t block() const { return weight_.group_size; }
   bool has_zeros() const { return weight_.zeros != nullptr; }
+  bool has_scales_in_rows(int64_t) const { return false; }
 
   void read(int64_t n, int64_t k, int64_t elements, int64_t per_scale, float *scales,
             float *zeros) const {
@@ -159,6 +163,15 @@ class UnitsOfX {
       const int64_t count = std::min(kGathered, elements - i);
       convert_(part_of_x(problem_, m, k + i, count, gathered), count, out + i * convert_.bytes_out);
     }
+  }
+
+  // Copies them as they are, padded alike.
+  void copy(int64_t m, int64_t k, int64_t elements, char *out) const {
+    const char *from = part_of_x(problem_, m, k, elements, out);
+    const int64_t bytes = elements * convert_.bytes_in;
+    if (from != out) std::memcpy(out, from, bytes);
+    const int64_t units = ceil_divide(elements, convert_.step);
+    std::memset(out + bytes, 0, units * convert_.step * convert_.bytes_in - bytes);
   }
 
  private:

@@ -1,9 +1,11 @@
 // A weight's codebook in bf16. Rounding a caller's codebook takes 12 us, for which a matmul waits,
 // so the rounded codebooks of the last few calls are kept.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 
+#include "core/float16.hpp"
 #include "core/formats.hpp"
 #include "core/round_codebook.hpp"
 #include "cpu/matmul/parts.hpp"
@@ -55,6 +57,22 @@ RoundedCodebook codebook_in_bf16(const Weight &weight) {
   for (const Format &format : kFormats)
     if (same_entries(entries, format.codebook.data())) return format.bf16;
   return rounded_codebooks(entries);
+}
+
+SplitCodebook split_codebook(const uint16_t *bf16_entries) {
+  constexpr int kBits = 13;
+  float largest = 0;
+  for (int i = 0; i < kCodebookSize; ++i)
+    largest = std::max(largest, std::fabs(bf16_to_float(bf16_entries[i])));
+  if (largest == 0) return {};
+  SplitCodebook split;
+  split.unit = std::ldexp(1.0f, std::ilogb(largest) + 1 - kBits);
+  for (int i = 0; i < kCodebookSize; ++i) {
+    const float entry = bf16_to_float(bf16_entries[i]) / split.unit;
+    split.entries[i] = static_cast<int16_t>(entry);
+    if (split.entries[i] != entry) return {};
+  }
+  return split;
 }
 
 }  // namespace nf4::cpu

@@ -21,6 +21,9 @@ constexpr int64_t kRowsAhead = 8;
 // The size of prepared x, which fits in the L1 cache; codes are prefetched into the L2 cache.
 constexpr int64_t kPreparedBytes = 32768;
 constexpr int64_t kMaxUnit = 128;
+static_assert((kMaxSplitUnits + 1) * sizeof(SplitUnit) <= kPreparedBytes, "x is prepared or split");
+// The columns that are split at once.
+constexpr int64_t kSplitColumns = 1024;
 // The least bytes of prepared x for each float of its sums: 128 numbers of bf16 have 16 sums, and
 // 64 or more of fp32 have 8.
 constexpr int64_t kMinUnitBytesOfSum = 16;
@@ -38,6 +41,9 @@ class DotMultiplier {
         cols_(problem.weight.cols),
         element_bytes_(element_bytes(kernels.dtype)),
         prepare_(kernels, dot_, problem),
+        split_codebook_(dot_.split_x == nullptr
+                            ? SplitCodebook{}
+                            : split_codebook(static_cast<const uint16_t *>(rows.codebook()))),
         per_scale_(elements_per_scale(rows, cols_, kernels.unit)) {}
 
   void operator()(RowRange n, RowRange m) {
@@ -53,7 +59,9 @@ class DotMultiplier {
  private:
   void multiply(RowRange n, int64_t first_m, int m) {
     float sums[kBlockN * kMaxDotM] = {};
-    const int64_t chunk = kPreparedBytes / element_bytes_ / m / kernels_.unit * kernels_.unit;
+    const int64_t chunk = can_split(m)
+                              ? kMaxSplitUnits * kSplitUnit
+                              : kPreparedBytes / element_bytes_ / m / kernels_.unit * kernels_.unit;
     for (int64_t k = 0; k < cols_; k += chunk) {
       const int64_t elements = std::min(chunk, cols_ - k);
       prepare(first_m, m, k, elements);
@@ -72,6 +80,8 @@ class DotMultiplier {
     prepared_m_ = first_m;
     prepared_k_ = k;
     x_stride_ = ceil_divide(elements, kernels_.unit) * kernels_.unit;
+    is_split_ = can_split(m) && split(first_m, k, elements);
+    if (is_split_) return;
     for (int i = 0; i < m; ++i) {
       char *const out = x_ + i * x_stride_ * element_bytes_;
       prepare_(first_m + i, k, elements, out);
@@ -79,12 +89,43 @@ class DotMultiplier {
     }
   }
 
+  bool can_split(int m) const { return m == 1 && split_codebook_.unit != 0; }
+
+  // Splits a part of row m of x, and tells whether integers can hold it.
+  bool split(int64_t m, int64_t k, int64_t elements) {
+    SplitUnit *const units = reinterpret_cast<SplitUnit *>(x_), *const end = units + kMaxSplitUnits;
+    const int64_t whole = elements - elements % kSplitUnit;
+    split_ = {units, end, 0, 0, {}, {}};
+    split_tail_ = {end, end + 1, 0, 0, {}, {}};
+    return split(m, k, whole, split_, x_sums_) &&
+           split(m, k + whole, elements - whole, split_tail_,
+                 x_sums_ + whole / kSplitUnit * kernels_.sum_lanes);
+  }
+
+  bool split(int64_t m, int64_t k, int64_t elements, SplitX &out, float *x_sums) {
+    alignas(64) char part[kSplitColumns * sizeof(uint16_t)];
+    for (int64_t i = 0; i < elements; i += kSplitColumns) {
+      const int64_t count = std::min(kSplitColumns, elements - i);
+      prepare_.copy(m, k + i, count, part);
+      if (!dot_.split_x(part, ceil_divide(count, kSplitUnit) * kSplitUnit, split_codebook_.unit,
+                        i / kSplitUnit, out, x_sums))
+        return false;
+    }
+    return true;
+  }
+
   int64_t x_sums_stride() const { return x_stride_ / kernels_.unit * kernels_.sum_lanes; }
 
-  void add_products(RowRange n, int m, int64_t k, int64_t elements, float *sums) {
-    const int count = static_cast<int>(n.end - n.begin);
-    const int64_t scales = elements / per_scale_;
-    for (int i = 0; i < count; ++i) {
+  // Reads the scales of rows n, and the zeros, and returns how far those of the next row are.
+  int64_t read_scales(RowRange n, int64_t k, int64_t elements) {
+    const int64_t count = n.end - n.begin, scales = elements / per_scale_;
+    if (elements == cols_ && elements % kernels_.unit == 0 &&
+        rows_.has_scales_in_rows(per_scale_)) {
+      rows_.prefetch(n.begin + kRowsAhead, 0, count * elements);
+      rows_.read(n.begin, 0, count * elements, per_scale_, scales_, zeros_);
+      return scales;
+    }
+    for (int64_t i = 0; i < count; ++i) {
       float *const row = scales_ + i * kMaxScales, *const zeros = zeros_ + i * kMaxScales;
       rows_.prefetch(n.begin + i + kRowsAhead, k, elements);
       rows_.read(n.begin + i, k, elements, per_scale_, row, zeros);
@@ -92,14 +133,20 @@ class DotMultiplier {
       std::fill_n(row + scales, kMaxUnit / kMinBlocksize, 0.0f);
       if (rows_.has_zeros()) std::fill_n(zeros + scales, kMaxUnit / kMinBlocksize, 0.0f);
     }
+    return kMaxScales;
+  }
+
+  void add_products(RowRange n, int m, int64_t k, int64_t elements, float *sums) {
+    const int count = static_cast<int>(n.end - n.begin);
+    const int64_t scale_stride = read_scales(n, k, elements);
     const int64_t tail = elements % kernels_.unit;
-    DotArgs args{rows_.codebook(),
+    DotArgs args{is_split_ ? split_codebook_.entries : rows_.codebook(),
                  rows_.packed() + n.begin * rows_.row_bytes() + k / 2,
                  rows_.row_bytes(),
                  scales_,
-                 kMaxScales,
+                 scale_stride,
                  static_cast<int>(kernels_.unit / per_scale_),
-                 x_,
+                 is_split_ ? static_cast<const void *>(&split_) : x_,
                  x_stride_,
                  elements - tail,
                  count,
@@ -122,13 +169,17 @@ class DotMultiplier {
     args.row_bytes = kMaxUnit / 2;
     args.scales += args.elements / per_scale_;
     args.zeros += args.elements / per_scale_;
-    args.x = x_ + args.elements * element_bytes_;
+    args.x =
+        is_split_ ? static_cast<const void *>(&split_tail_) : x_ + args.elements * element_bytes_;
     args.x_sums += args.elements / kernels_.unit * kernels_.sum_lanes;
     args.elements = kernels_.unit;
     dot(args);
   }
 
-  void dot(const DotArgs &args) const { (rows_.has_zeros() ? dot_.dot_zeros : dot_.dot)(args); }
+  void dot(const DotArgs &args) const {
+    if (is_split_) return (rows_.has_zeros() ? dot_.dot_split_zeros : dot_.dot_split)(args);
+    (rows_.has_zeros() ? dot_.dot_zeros : dot_.dot)(args);
+  }
 
   const MatmulKernels &kernels_;
   const DotKernels &dot_;
@@ -137,7 +188,10 @@ class DotMultiplier {
   const int64_t cols_;
   const int64_t element_bytes_;  // per element of prepared x
   const UnitsOfX<Problem> prepare_;
+  const SplitCodebook split_codebook_;
   const int64_t per_scale_;  // in elements
+  SplitX split_, split_tail_;
+  bool is_split_ = false;  // else x is prepared
   int64_t prepared_m_ = -1;
   int64_t prepared_k_ = -1;
   int64_t x_stride_ = 0;

@@ -33,6 +33,31 @@ struct DotArgs {
   int64_t x_sums_stride = 0;
 };
 constexpr int kMaxDotM = 4;
+
+// A unit of one row of x as integers. The numbers of a 32-bit lane of `high` and `low`, two in each
+// of their four vectors, have a scale: a number is high * scale, or (high + low / 2^15) * scale,
+// exactly. Its order is that of prepared x.
+constexpr int kSplitUnit = 64;  // in elements
+struct alignas(32) SplitUnit {
+  int16_t high[kSplitUnit];
+  float scales[8];
+  int16_t low[kSplitUnit];
+};
+
+// A part of a row of x. The units that need no `low` follow `begin`, the others lie before `end`,
+// in reverse; each has its number.
+constexpr int kMaxSplitUnits = 112;
+struct SplitX {
+  SplitUnit *begin, *end;
+  int whole_count, split_count;
+  int16_t whole[kMaxSplitUnits], split[kMaxSplitUnits];
+};
+
+// The codebook of dot_split: numbers of bf16, divided by a unit that makes all of them integers.
+struct SplitCodebook {
+  int16_t entries[16];  // at most 2^13, so that the sum of 8 products has 32 bits
+  float unit;           // a power of two; 0 if there is no such unit
+};
 // The number of elements that are accessible beyond the end of the scales and the zeros.
 constexpr int kScalePadding = 8;
 
@@ -170,6 +195,15 @@ struct DotKernels {
   void (*dot)(const DotArgs &args);
   void (*dot_zeros)(const DotArgs &args);            // NULL if the kind has no zeros
   void (*decode)(const DecodeArgs &args) = nullptr;  // NULL if this set has no transpose_x
+  // Splits whole units of x in bf16 for dot_split, and adds them to `out`, with numbers from
+  // `first` on and with scales that are multiplied by `unit`. Computes x_sums, too. Returns false
+  // if two integers cannot hold a number. NULL if this set has no dot_split.
+  bool (*split_x)(const void *x, int64_t elements, float unit, int64_t first, SplitX &out,
+                  float *x_sums) = nullptr;
+  // dot for one row of x, where DotArgs::x is a SplitX and DotArgs::codebook are the entries of a
+  // SplitCodebook. `elements` is not used.
+  void (*dot_split)(const DotArgs &args) = nullptr;
+  void (*dot_split_zeros)(const DotArgs &args) = nullptr;
 };
 
 // The rows of x that transpose_x takes.

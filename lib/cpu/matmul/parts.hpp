@@ -58,6 +58,9 @@ const void *int4_codebook(int dtype);
 // rounded recently.
 RoundedCodebook codebook_in_bf16(const Weight &weight);
 
+// Numbers of bf16 as integers.
+SplitCodebook split_codebook(const uint16_t *bf16_entries);
+
 // Dequantizes a panel of some rows of the weight, part by part, and multiplies it with all rows of
 // x.
 void matmul_panel(const DequantKernels &dequant, const MatmulKernels &kernels,

@@ -1,0 +1,114 @@
+// Matmul on the CPU with rows of x whose numbers are alike or differ much, against binary64: some
+// variants make integers of x.
+#include <cmath>
+
+#include "cpu/dtypes.hpp"
+#include "support/cpu_matmul.hpp"
+
+using namespace nf4;
+using namespace nf4::test;
+
+namespace {
+
+// kBesideZeros, kFarBesideZeros: columns with large numbers in x have the number 0 in all rows of
+// the weight, so that errors of other columns show.
+enum class Numbers { kNormal, kConstant, kHeavyTailed, kWide, kBesideZeros, kFarBesideZeros };
+constexpr Numbers kAll[] = {Numbers::kNormal, Numbers::kConstant,    Numbers::kHeavyTailed,
+                            Numbers::kWide,   Numbers::kBesideZeros, Numbers::kFarBesideZeros};
+constexpr int64_t kZeroStep = 40;
+
+// Long rows end in part of a unit, and their columns are multiplied in several parts.
+constexpr MatmulShape kShapes[] = {{21, 7264, 1}, {6, 192, 1}, {5, 352, 3}, {9, 96, 1}};
+
+bool has_zeros(Numbers numbers) {
+  return numbers == Numbers::kBesideZeros || numbers == Numbers::kFarBesideZeros;
+}
+
+float number(Rng &rng, Numbers numbers, int64_t column) {
+  switch (numbers) {
+    case Numbers::kConstant:
+      return 0.7f;
+    case Numbers::kHeavyTailed:
+      return rng.normal() / (rng.uniform() + 1e-3f);
+    case Numbers::kWide:
+      return std::ldexp(rng.normal(), static_cast<int>(rng.between(-20, 10)));
+    case Numbers::kBesideZeros:
+      return (column % kZeroStep == 0 ? 4e3f : 1.0f) * rng.normal();
+    case Numbers::kFarBesideZeros:
+      return (column % kZeroStep == 0 ? 2e4f : 1e-6f) * rng.normal();
+    default:
+      return rng.normal();
+  }
+}
+
+// The code of 0, and the bits of an element's code in its byte.
+struct Nf4Codes {
+  static constexpr int kZero = 7;
+  static int shift(int64_t element) { return element % 2 == 0 ? 4 : 0; }
+};
+struct Int4Codes {
+  static constexpr int kZero = 8;
+  static int shift(int64_t element) { return element % 2 == 0 ? 0 : 4; }
+};
+
+template <class Codes, class Host>
+void set_zeros(Host &weight, int64_t row_bytes) {
+  for (int64_t row = 0; row < weight.shape.rows; ++row)
+    for (int64_t k = 0; k < weight.shape.cols; k += kZeroStep) {
+      uint8_t &byte = weight.bytes[0][row * row_bytes + k / 2];
+      byte =
+          static_cast<uint8_t>((byte & ~(15 << Codes::shift(k))) | Codes::kZero << Codes::shift(k));
+    }
+}
+
+template <class Host>
+void set_x(MatmulCaseOf<Host> &test, Rng &rng, Numbers numbers) {
+  cpu::with_dtype(test.dtype, [&](auto type) {
+    using T = decltype(type);
+    for (int64_t m = 0; m < test.m; ++m)
+      for (int64_t k = 0; k < test.weight.shape.cols; ++k)
+        reinterpret_cast<T *>(test.x.data())[m * test.x_stride + k] =
+            from_float<T>(number(rng, numbers, k));
+  });
+}
+
+template <class Codes, class Host>
+void check_numbers(MatmulCaseOf<Host> test, Rng &rng, Numbers numbers) {
+  INFO("numbers " << static_cast<int>(numbers));
+  if (has_zeros(numbers)) set_zeros<Codes>(test.weight, test.weight.shape.cols / 2);
+  set_x(test, rng, numbers);
+  check_matmul(test, rng);
+}
+
+}  // namespace
+
+TEST_CASE("rows of x with numbers of any magnitudes are multiplied", "[matmul][accuracy]") {
+  uint64_t stream = 0x49000000;
+  for (const nf4_dtype dtype : kDtypes)
+    for (const MatmulShape &shape : kShapes)
+      for (const Numbers numbers : kAll) {
+        Rng rng(++stream);
+        const CaseClass kind{dtype, rng.pick({32, 64}), rng.one_in(2)};
+        const MatmulCase test =
+            random_matmul_case(rng, kind, CodebookKind::kNf4, shape, XKind::kOrdinary);
+        INFO(describe(test, stream));
+        check_numbers<Nf4Codes>(test, rng, numbers);
+      }
+}
+
+TEST_CASE("rows of x with numbers of any magnitudes are multiplied with integers",
+          "[matmul][accuracy]") {
+  uint64_t stream = 0x4a000000;
+  for (const nf4_dtype dtype : kDtypes)
+    for (const MatmulShape &shape : kShapes)
+      for (const Numbers numbers : kAll) {
+        Rng rng(++stream);
+        // Zero points would make other numbers of the code.
+        const bool zeros = !has_zeros(numbers) && rng.one_in(2);
+        const Int4Class kind{NF4_INT4_COMPRESSED_TENSORS, NF4_DTYPE_BF16, zeros, 0};
+        const Int4MatmulCase test = random_int4_matmul_case(rng, kind, {shape.rows, shape.cols, 32},
+                                                            dtype, shape.m, XKind::kOrdinary, true);
+        INFO(describe(test, stream));
+        check_numbers<Int4Codes>(test, rng, numbers);
+      }
+}
