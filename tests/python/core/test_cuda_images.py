@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+import nf4
 import pytest
 from conftest import ROOT
 from fat_binaries import EXACT, LZ4, ZSTD, fat_binary, image
@@ -89,3 +91,18 @@ def test_the_exit_status(tmp_path):
     assert refused.stderr == "sm_80: ELF ABI 8, none: needs CUDA 13.0 (580)\n"
     library.write_bytes(b"nothing")
     assert run(library).returncode == 2
+
+
+def test_every_image_of_the_library():
+    """Loads with the first driver of its CUDA runtime, if that is older than nvcc; else with the
+    driver of nvcc."""
+    info = nf4.build_info()
+    if info["cuda"] == "none":
+        pytest.skip("the library has no GPU code")
+    nvcc, runtime = (tuple(map(int, info[of].split(".")[:2])) for of in ("cuda", "cuda_runtime"))
+    driver = nvcc if nvcc[0] == runtime[0] else (runtime[0], 0)
+    found = list(cuda_images.images(Path(nf4.library_path()).read_bytes()))
+    assert {str(each.arch) for each in found} == {
+        arch.removesuffix("-ptx") for arch in info["cuda_archs"].split()
+    }
+    assert cuda_images.too_new(found, driver) == []
