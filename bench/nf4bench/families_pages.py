@@ -71,8 +71,8 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
         f"{'; '.join(f'{each}: {each.gpus}' for each in FAMILIES)}. "
         f"This has limits: bitsandbytes and dense products use Hopper's cuBLAS here, which those "
         f"GPUs do not have, and the clocks, the memory and the tensor cores of those GPUs are "
-        f"different. libnf4 therefore promises the ratios, and the microseconds are not those of "
-        f"the GPUs named.",
+        f"different. Therefore compare ratios and not microseconds; on the GPUs named, the ratios "
+        f"may differ, too.",
         "The times are eager calls that alternate, host overhead included, with inputs that rotate "
         f"past the L2 cache; y is compared with float64 first. bitsandbytes "
         f"{versions['bitsandbytes']} is Linear4bit on its own kernels; the drop-in is the same "
