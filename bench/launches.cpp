@@ -67,7 +67,7 @@ int chosen(const DequantProblem &problem) {
   return -1;
 }
 
-// What this build has for the current device; NULL: nothing.
+// The kernel family of this build for the current device; NULL: none.
 const nf4::cuda::GpuFamily *current_family() {
   int device = 0, major = 0, minor = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||

@@ -61,7 +61,7 @@ def tensors(shape: argparse.Namespace) -> dict[str, np.ndarray]:
     }  # fmt: skip
     for i in range(shape.layers):
         found |= {f"model.layers.{i}.{name}": value for name, value in layer.items()}
-    # Those with the largest elements first, so that all are aligned.
+    # Tensors with the largest elements come first, so that all are aligned.
     return dict(sorted(found.items(), key=lambda item: -item[1].itemsize))
 
 

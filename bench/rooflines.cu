@@ -15,7 +15,7 @@ namespace {
 
 using nf4::cuda::CachePolicy;
 
-// What the GPU that this is compiled for has to offer.
+// The features of the GPU that this is compiled for.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 using Arch = nf4::cuda::Sm90;
 #elif __CUDA_ARCH__ >= 800
@@ -30,7 +30,7 @@ struct Traffic {
   const void *in;          // read once
   const uint32_t *scales;  // read once, beside it
   void *out;               // written once
-  int64_t in_vectors;      // of the unit that a thread loads at a time
+  int64_t in_vectors;      // in units that a thread loads at a time
   int64_t scale_words;
   int prefetch_blocks;
   bool evict_first;

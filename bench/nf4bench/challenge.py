@@ -24,9 +24,9 @@ from nf4bench.weights import DTYPES, Weight
 
 TURNS = 10
 PEERS = ("unsloth", "bitsandbytes", "triton")  # torch's own operators are no contender here
-NOTHING = "nothing: a view"  # what waiting costs, and in its compiled form torch.compile
-CALL_BUDGET_US = 6  # what a call may add to the roofline
-# Of each MLP hidden, inner, and dtype. gate and up are [inner, hidden], down is [hidden, inner].
+NOTHING = "nothing: a view"  # the cost of waiting, and in its compiled form of torch.compile
+CALL_BUDGET_US = 6  # the most that a call may add to the roofline
+# Hidden, inner, and dtype of each MLP. gate and up are [inner, hidden], down is [hidden, inner].
 MLPS = ((2048, 8192, "fp16"), (1024, 4096, "bf16"), (4096, 14336, "bf16"))
 
 Calls = list[Callable[[], torch.Tensor]]

@@ -34,7 +34,7 @@ from nf4bench.weights import DTYPES, Weight, rotation
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 LONG_M = 256  # from which on a product needs no rotation to miss the caches
-LEAST_US = 1000.0  # what is timed at once takes as long at least
+LEAST_US = 1000.0  # calls that are timed together take at least as long
 HOST_CALLS = 200
 
 
@@ -220,7 +220,7 @@ def _layer(gpu: Any, kind: str, mode: str, case: Case) -> Callable[[], object]:
 
 def main() -> int:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # the output of libraries is no answer
     worker = Worker(Gpu()) if torch.cuda.is_available() else None
     for line in sys.stdin:
         answer = worker.answer(**json.loads(line)) if worker else {"error": "torch sees no GPU"}

@@ -54,7 +54,7 @@ CASES = [
     ("quantize", "bf16", True), ("quantize", "fp32", True), ("quantize", "fp32", False),
 ]  # fmt: skip
 BATCHES, INT4_BATCHES = (1, 4, 16, 64), (1, 64)
-ROTATED_BYTES = 200 << 20  # of a product's weights: several times what caches hold
+ROTATED_BYTES = 200 << 20  # bytes of a product's weights: several times the caches
 TURNS, LEAD_IN, CALLS = 5, 3, 5
 PAUSE, LONG_MS = 0.02, 300.0  # seconds between turns; milliseconds after which a turn ends
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-# What enqueues one piece of work on the stream of this address.
+# A function that enqueues one piece of work on the stream of this address.
 Launch = Callable[[int], object]
 
 

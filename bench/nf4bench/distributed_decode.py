@@ -28,7 +28,7 @@ REPLAYS, TURNS = 4, 15
 CUT, ONE, DENSE, DENSE_ONE = "libnf4", "libnf4, one GPU", "dense", "dense, one GPU"
 FORMS = (CUT, ONE, DENSE, DENSE_ONE)
 COMPILED = {CUT: "libnf4, compiled", ONE: "libnf4, one GPU, compiled"}
-MOST_ERROR = 2e-2  # of y: both round to bf16 after each product, and sums are of rounded halves
+MOST_ERROR = 2e-2  # both round y to bf16 after each product, and sums are of rounded halves
 _SHAPES = {
     "q_proj": (HIDDEN, HIDDEN),
     "k_proj": (KV_HEADS * HEAD, HIDDEN),

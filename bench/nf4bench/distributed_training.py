@@ -84,7 +84,7 @@ class Step:
 
     def backward(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        # Of outputs that are normed, neither their sum nor that of squares says much.
+        # Neither the sum of normed outputs nor the sum of their squares says much.
         self.forward()[..., ::2].float().sum().backward()
 
     def gradients(self) -> Tensor:

@@ -95,7 +95,7 @@ class GroupedNf4:
     def __init__(self, place: str) -> None:
         if place != "cuda":
             raise PeerMissing("its kernels are Triton's, for GPUs")
-        os.environ.setdefault("GNF4_PIN_ARENA_INTS", str(1 << 20))  # of all captures
+        os.environ.setdefault("GNF4_PIN_ARENA_INTS", str(1 << 20))  # for all captures
         self._multiply = importlib.import_module("nf4_grouped").gemm_4bit_grouped
         self.version = metadata.version(GROUPED_NF4)
 
@@ -109,7 +109,7 @@ class GroupedNf4:
 FACTORIES: dict[str, Callable[[str], Any]] = {
     DENSE: Dense, DEQUANTIZED: Dequantized, GROUPED_NF4: GroupedNf4,
 }  # fmt: skip
-TRIED = Model("tried", 4, 128, 64, 2)  # what every peer can do
+TRIED = Model("tried", 4, 128, 64, 2)  # every peer can do it
 
 
 def load(place: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from nf4bench.rows import Bench
 
 CONTEXT = 512  # positions of the key-value cache, of which the token is the last
 TOKENS = 16  # of which each launch takes the next
-# Of the logits: a rounding to bf16 can turn a choice of experts.
+# The error of the logits: a rounding to bf16 can change a choice of experts.
 MOST_ERROR = 0.3
 DENSE = ("grouped_mm", "batched_mm")
 

@@ -28,7 +28,7 @@ from nf4bench.product import MOST_PEER_ERROR, exact, require
 from nf4bench.rows import ROTATED_CACHES
 from nf4bench.weights import DTYPES
 
-MOST_CALLS, SAMPLE_US = 32, 4000.0  # of a sample: so many calls, or as many as take so long
+MOST_CALLS, SAMPLE_US = 32, 4000.0  # a sample has so many calls, or as many as take so long
 ROUTINGS = 4
 EXPERT_FORMS = (cases.LAYER, cases.GROUPED_DENSE)
 

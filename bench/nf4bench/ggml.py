@@ -21,7 +21,7 @@ from nf4bench.weights import Weight
 
 TYPES = {"Q4_0": 2, "IQ4_NL": 20}  # ggml_type
 _F32 = 0
-MOST_ERROR = 0.2  # of a product whose weights are rounded once more: about 0.1
+MOST_ERROR = 0.2  # the error of a product whose weights are rounded once more is about 0.1
 _CONTEXT_BYTES = 1 << 20  # for the descriptions of tensors and graphs
 
 # The functions in use: result and arguments (ggml.h, ggml-backend.h, ggml-cpu.h).
@@ -62,7 +62,7 @@ def _folder() -> Path:
     named = os.environ.get("NF4_GGML")
     if named:
         return Path(named)
-    found = importlib.util.find_spec("llama_cpp")  # which is not imported: that loads a backend
+    found = importlib.util.find_spec("llama_cpp")  # not imported, since that loads a backend
     if found is None or found.origin is None:
         raise PeerMissing("llama-cpp-python is not installed")
     return Path(found.origin).parent / "lib"

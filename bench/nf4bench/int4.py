@@ -75,7 +75,7 @@ FACTORIES: dict[str, Callable[[str], Peer]] = {
     "AutoGPTQ": lambda place: Triton(place, False),
     **{name: lambda place, name=name: Ours(place, name) for name in OTHERS},
 }
-TRIED = case((256, 1024))  # what every peer can do
+TRIED = case((256, 1024))  # every peer can do it
 
 
 def load(place: str) -> dict[str, Peer | peers.Missing]:

@@ -33,7 +33,7 @@ def _groups(shapes: Sequence[Shape], ms: Sequence[int]) -> list[Group]:
     return [Group(case(shape), tuple(ms)) for shape in shapes]
 
 
-Cases = tuple[list[Case], list[Group]]  # what is dequantized, and what is multiplied
+Cases = tuple[list[Case], list[Group]]  # the weights to dequantize, and those to multiply
 
 
 def full() -> Cases:

@@ -11,7 +11,7 @@ from nf4bench.options import Shape
 PEERS = ("bitsandbytes", "dense", "humming", "tinygemm")
 LARGE: Shape = (14336, 4096)
 SHAPES: tuple[Shape, ...] = (LARGE, (4096, 14336), (4096, 4096), (28672, 8192))
-# Those that the cost model is fitted to.
+# The weights that the cost model is fitted to.
 SWEPT: tuple[Shape, ...] = (
     (11008, 4096), (4096, 11008), (8192, 28672), (18944, 3584), (3584, 18944), (5120, 5120), *SHAPES
 )  # fmt: skip
@@ -21,7 +21,7 @@ TOGETHER_MS = (1, 8)
 QUICK_SHAPES, QUICK_MS = (LARGE, (4096, 4096)), (1, 8, 64, 1024)
 MANY = 64  # rows of x, from which on a product is compared with dense and not with a read
 PDL_M = 64  # beyond it the share of a launch is small, and ours is launched plainly alone
-MAX_PRODUCTS = 2**38  # of a weight and x: what takes longer shows nothing new
+MAX_PRODUCTS = 2**38  # multiplications of a weight and x: larger ones show nothing new
 TINYGEMM_M = 64  # beyond it torch's int4 kernel takes ten times as long as a dense product
 
 ERROR_MS = (1, 8, 16, 64, 300)

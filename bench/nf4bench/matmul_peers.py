@@ -150,7 +150,7 @@ class Humming(Peer):
 FACTORIES: dict[str, Callable[[str], Peer]] = {
     "bitsandbytes": Bitsandbytes, "dense": Dense, "humming": Humming, "tinygemm": Tinygemm,
 }  # fmt: skip
-TRIED = weight_case((256, 1024))  # what every peer can do
+TRIED = weight_case((256, 1024))  # every peer can do it
 
 
 def try_out(peer: Peer, weight: Weight) -> None:

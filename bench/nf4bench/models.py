@@ -69,8 +69,8 @@ def _checked(bench: Bench, group: Group, made: Made, attempt: Attempt) -> float 
 def _timed(gpu: Any, form: str, eager: bool, enqueue: Callable[[], object]) -> float:
     with models_forms.kernels_of(form):
         if eager:
-            # As in a loop: Python is slow at functions that were just replaced, and the host's
-            # caches hold another form's code.
+            # Steps run as in a loop: Python is slow at functions that were just replaced, and the
+            # host's caches hold another form's code.
             for _ in range(WARM_STEPS):
                 gpu.run(lambda stream: enqueue())
         return gpu.microseconds(enqueue)

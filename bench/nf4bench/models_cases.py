@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 DROP_IN = "drop-in"  # bitsandbytes' layers on libnf4's kernels, timed in eager mode alone
 PEERS = ("bitsandbytes", "dense")
-FORMS = ("libnf4", DROP_IN, *PEERS)  # what a linear layer may be
+FORMS = ("libnf4", DROP_IN, *PEERS)  # the forms of a linear layer
 CONTEXT = 512  # positions of the key-value cache
 LORA_RANK = 16
 ADAPTED = ("q_proj", "v_proj")  # the layers that have adapters in training
@@ -65,8 +65,8 @@ class Group:
 
 
 LLAMA_7B = Size(hidden=4096, heads=32, intermediate=11008, layers=32, vocabulary=32000)
-FEW_LAYERS = replace(LLAMA_7B, layers=8)  # which take little time to compile
-# Of LLaMA-7B and LLaMA-65B: the ends of the sweep in the NF4Tensor study, with its batches.
+FEW_LAYERS = replace(LLAMA_7B, layers=8)  # these take little time to compile
+# MLPs of LLaMA-7B and LLaMA-65B: the ends of the sweep in the NF4Tensor study, with its batches.
 MLPS = (
     (replace(LLAMA_7B, layers=1), 8, 128),
     (Size(hidden=8192, heads=64, intermediate=22016, layers=1, vocabulary=32000), 32, 512),

@@ -15,10 +15,10 @@ from torch.nn import functional
 from nf4bench.models_cases import CONTEXT, Size
 
 DTYPE = torch.bfloat16
-GAIN = 0.5  # of a linear layer with random weights
+GAIN = 0.5  # the gain of a linear layer with random weights
 EPSILON, THETA = 1e-5, 10000.0
 
-Linears = Mapping[str, nn.Module]  # of one layer, by name
+Linears = Mapping[str, nn.Module]  # the linear layers of one layer, by name
 
 
 class Turns(NamedTuple):
@@ -151,7 +151,7 @@ class Llama(nn.Module):
         [batch, tokens, vocabulary]. `run` runs a layer."""
         x = functional.embedding(tokens, self.embedding)
         if training:
-            # As PEFT prepares 4-bit models; all layers are alike then, and compiled once.
+            # PEFT prepares 4-bit models so; all layers are alike then, and compiled once.
             x.requires_grad_()
         turns = Turns(self.turns.cos[positions], self.turns.sin[positions])
         for i, layer in enumerate(self.layers):

@@ -20,7 +20,7 @@ from nf4bench.models_llama import DTYPE, Cache, Ends, Linears, Llama, Lora, Mlp
 COMPILER: Mapping[str, Any] = {"fullgraph": True, "dynamic": False}  # no autotuning
 
 Run = Callable[..., Tensor]
-Made = Mapping[str, tuple[nn.Module, Launch]]  # by form: the model, and its step
+Made = Mapping[str, tuple[nn.Module, Launch]]  # the model and its step, by form
 
 
 def weights(

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PEERS = ("bitsandbytes", "unsloth", "torch", "triton")
 MAX_ELEMENTS = 2**31 - 1  # bitsandbytes counts elements in 32 bits
 REPLAYS, MIN_REPLAYS = 15, 3
-ITERATIONS = 1000  # of the challenge, as its authors have it
+ITERATIONS = 1000  # iterations of the challenge, as its authors have it
 
 Shape = tuple[int, int]
 

@@ -210,7 +210,7 @@ class TritonKernel(Peer):
         return call
 
 
-TRIED = Case((64, 64))  # what every peer can do
+TRIED = Case((64, 64))  # every peer can do it
 
 FACTORIES: dict[str, Callable[[str], Peer]] = {
     "bitsandbytes": Bitsandbytes,
@@ -228,7 +228,7 @@ def load_each(names: Iterable[str], make: Callable[[str], Any]) -> dict[str, Any
             loaded[name] = make(name)
         except PeerMissing as error:
             loaded[name] = Missing(str(error))
-        except Exception as error:  # what an import or a compiler fails with is the peer's affair
+        except Exception as error:  # an import or a compiler may fail with anything
             loaded[name] = Missing(f"{type(error).__name__}: {error}")
     return loaded
 

@@ -15,7 +15,7 @@ from nf4bench.library import LaunchFailed, Library
 from nf4bench.matmul_cases import MOST_ERROR
 from nf4bench.weights import CODES, DTYPES, Weight
 
-# Of a peer, whose arithmetic is its own affair: beyond it, it computes something else.
+# The largest error of a peer, which may round as it likes: beyond it, it computes something else.
 MOST_PEER_ERROR = 2e-2
 
 

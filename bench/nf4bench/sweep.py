@@ -21,8 +21,8 @@ from nf4bench.product import Product, exact, most_error, require
 from nf4bench.rows import Bench, Report, configured
 from nf4bench.weights import Weight
 
-DTYPES = ("bf16", "fp32")  # of fp16 everything has the size that it has of bf16
-# Those at which the choice changes are among them.
+DTYPES = ("bf16", "fp32")  # fp16 has the sizes of bf16
+# The numbers at which the choice changes are among them.
 SHAPES: tuple[Shape, ...] = (
     *HEADLINE[:1], (4096, 1536), (4096, 2048), HEADLINE[1], (6144, 4096), (8192, 4096),
     *HEADLINE[2:],

@@ -11,11 +11,11 @@ RANK, ALPHA = 16, 32
 TOKENS = (4, 512)
 SIZE = replace(LLAMA_7B, layers=16)
 WARM_UP, TURNS = 2, 7
-# Of the single products: rows of x for a weight's shape.
+# The single products: rows of x for a weight's shape.
 MS = (1, 16, 64, 128, 256, 512, 1024, 4096)
 PRODUCTS: dict[Shape, tuple[int, ...]] = {(14336, 4096): MS, (4096, 4096): MS}
-# Of the adapters' gradients, drop-in and NF4Linear beside bitsandbytes: all round to bf16 after
-# each product, and PEFT multiplies adapters in fp32 where ours are rounded to bf16.
+# The error of the adapters' gradients, drop-in and NF4Linear beside bitsandbytes: all round to bf16
+# after each product, and PEFT multiplies adapters in fp32 where ours are rounded to bf16.
 MOST_ERROR = 5e-2
 
 

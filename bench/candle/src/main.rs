@@ -4,7 +4,7 @@
 //!
 //!     cargo run --release -p nf4-candle-bench --features cuda -- [LAYERS]
 
-// Of the example, what reads checkpoints is not used here.
+// The part of the example that reads checkpoints is not used here.
 #[allow(dead_code)]
 #[path = "../../../bindings/rust/nf4-candle/examples/llama/config.rs"]
 mod config;
