@@ -197,3 +197,55 @@ def test_to_dense(tmp_path):
     assert len(names) == 14
     assert torch.equal(model.model.layers[0].self_attn.q_proj.weight.float(), expected.float())
     assert not hasattr(model.config, "quantization_config")
+
+
+RULES = [
+    ("mxfp4", None),
+    ("mxfp4", "even"),
+    ("mxfp4", "ceil"),
+    ("nvfp4", None),
+    ("nvfp4", "divisor"),
+]
+
+
+@pytest.mark.parametrize(("format", "rule"), RULES)
+def test_quantize_is_that_of_the_core(format, rule):
+    dense = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+    expected = nf4.quantize(dense, format=format, scale_rule=rule)
+    options = {"format": format, "scale_rule": rule}
+    linear, stack = torch.nn.Linear(64, 6, bias=False), dense.view(2, 3, 64)
+    linear.weight.data = dense
+    compiled = torch.compile(
+        lambda x: nf4.torch.quantize(x, **options).absmax, backend="aot_eager", fullgraph=True
+    )
+    assert torch.equal(compiled(dense), expected.absmax)
+    for made in (
+        nf4.torch.quantize(dense, **options),
+        NF4Linear.from_linear(linear, **options).quantized,
+        NF4Experts.from_dense(stack, **options).quantized,
+    ):
+        assert (made.format, made.blocksize, made.nested_blocksize) == (
+            expected.format, expected.blocksize, 0
+        )  # fmt: skip
+        for part in ("packed", "absmax", "nested_absmax"):
+            ours, theirs = getattr(made, part), getattr(expected, part)
+            assert (ours is None) == (theirs is None)
+            assert ours is None or torch.equal(ours.view(-1), theirs.view(-1))
+    rows = 3 if format == "nvfp4" else 0
+    code = format if rule is None else f"{format}:{rule}"
+    size = expected.blocksize
+    torch.library.opcheck(torch.ops.nf4.quantize.default, (dense, None, code, size, rows))
+
+
+def test_what_quantize_refuses():
+    dense = torch.randn(4, 64)
+    for options, said in (
+        ({"format": "mxfp4", "scale_rule": "divisor"}, "scale_rule is 'divisor'"),
+        ({"format": "nf4", "scale_rule": "even"}, "scale_rule is 'even'; expected None"),
+        ({"format": "mxfp4", "blocksize": 64}, "blocksize is 64; expected 32"),
+        ({"format": "mxfp4", "nested_blocksize": 256}, "nested_blocksize is 256; expected 0"),
+        ({"format": "nvfp4", "blocksize": 64}, "blocksize is 64; expected 16 or 32"),
+        ({"format": "e2m1"}, "format is 'e2m1'; expected"),
+    ):
+        with pytest.raises(nf4.InvalidArgument, match=said):
+            nf4.torch.quantize(dense, **options)
