@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tap import Tap
 
-# Which rooms a file of each room may include. "shared" is what stands beside the rooms and
+# The rooms that a file of each room may include. "shared" is what stands beside the rooms and
 # belongs to neither backend; "api" is the rest of lib/.
 SHARED = {"problem.hpp", "status.hpp", "status.cpp"}
 _CPU_OPERATION = {"core", "shared", "header", "cpu", "cpu/weight", "cpu/kernels", "cpu/isa"}
@@ -66,8 +66,8 @@ MAY_INCLUDE = {
     | {"cuda/matmul", "cuda/matmul_grouped"},
     "api": {"api", "cpu/backend.hpp", "cuda", "core", "shared", "header"},
 }
-# What is compiled for one instruction set: a function that it shared with other files might be
-# linked in its version, for every machine.
+# The files that are compiled for one instruction set: a function that such a file shared with
+# others might be linked in its version, for every machine.
 CPU_KERNELS = re.compile(r"cpu/\w+/((avx|neon)\w*\.cpp|kernels\.hpp|(\w+_)?loops\.hpp)")
 # The build generates these files; each belongs to a room.
 GENERATED = {"nf4_config.hpp": "shared"}

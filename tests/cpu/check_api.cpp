@@ -14,7 +14,7 @@ using namespace nf4::test;
 
 namespace {
 
-// What a weight of any kind has, and what dequantize and quantize take beside it.
+// The parts of a weight of any kind, and the other arguments of dequantize and quantize.
 template <class Call>
 std::vector<Fault<Call>> common_faults() {
   const std::string tensor = Call::kTensor, size = tensor + ".struct_size is ";

@@ -178,7 +178,7 @@ TEST_CASE("args of the size before lora was appended are valid, and have none", 
     CHECK(bytes == 0);
     CHECK(call.run(false) == NF4_STATUS_OK);
     CHECK(call.product.untouched());
-    // Those of a batch are so many bytes apart.
+    // The elements of a batch are so many bytes apart.
     if (call.gradient) continue;
     uint8_t both[2 * kBefore];
     Call second(kMultiply);

@@ -18,7 +18,7 @@ std::string is_short(const std::string &stride, int64_t least) {
          std::to_string(least);
 }
 
-// What a product with a weight of any kind takes.
+// The arguments of a product with a weight of any kind.
 template <class Call>
 std::vector<Fault<Call>> common_faults() {
   constexpr int64_t kRows = Call::kRows, kCols = Call::kCols;

@@ -10,7 +10,7 @@
 
 namespace {
 
-// What a folder's model.safetensors of these bytes is refused with.
+// The message with which a folder's model.safetensors of these bytes is refused.
 std::string refusal(const std::string &bytes) {
   const Folder folder;
   folder.write("model.safetensors", bytes);

@@ -120,7 +120,7 @@ TEST_CASE("quantization_config", "[checkpoint]") {
   // Zero points of 9, or of v1 under the name of v2.
   has(read_int4(gptq(), with(kGptq, "{", R"({"sym":true,"checkpoint_format":"GPTQ_V2",)"), 2),
       "a.qzeros: zero points are not 8, and quantization_config says symmetric; or");
-  // Of other modules: other sizes, and weights that are not symmetric.
+  // Other modules have other sizes, and weights that are not symmetric.
   const std::string dynamic =
       R"("sym":true,"dynamic":{"b":{"group_size":16,"sym":false},"-:c":{}})";
   CHECK(gptq_with(dynamic).empty());

@@ -322,7 +322,7 @@ TEST_CASE("the GPU's table of buckets finds the code that counting thresholds fi
       if (probe % 4 == 0) x = tables.quantizer.thresholds[probe / 4 % 15];
       if (probe % 4 == 1) x = static_cast<float>(rng.between(-16, 16)) / 16;
       if (probe % 8 >= 4) x = std::nextafter(x, rng.one_in(2) ? 2.0f : -2.0f);
-      // What a value times a rounded reciprocal can be.
+      // The values that a value times a rounded reciprocal can have.
       if (!(std::fabs(x) <= 1 + 0x1p-22f)) continue;
       const cuda::Bucket &bucket = tables.buckets[cuda::bucket_number(x) & 31];
       const uint32_t code = (x > bucket.threshold ? bucket.codes >> 24 : bucket.codes >> 28) & 15u;

@@ -90,7 +90,7 @@ TEST_CASE("a text of costs that is not understood is refused", "[costs]") {
   for (int i = 1; i <= 4097; ++i)
     rows += "codebook fp16 skinny " + std::to_string(i) + " 1 1 1 1\n";
   CHECK(set(text_of(rows)) == NF4_STATUS_INVALID_ARGUMENT);
-  CHECK(times(7).us[kSkinny] == 2.5);  // those of the first text are still there
+  CHECK(times(7).us[kSkinny] == 2.5);  // the costs of the first text are still there
   CHECK(nf4_set_costs(nullptr, 0) == NF4_STATUS_OK);
   CHECK(!times(8).knows(kSkinny));
 }

@@ -132,7 +132,7 @@ struct Product {
     if (!rows.row_scale.empty()) args.row_scale = reinterpret_cast<const float *>(row_scale.data());
     return experts.multiply(args, threads);
   }
-  // Of an expert, x's column i and y's column j.
+  // Column i of an expert's x, and column j of its y.
   int64_t element(int64_t expert, int64_t i, int64_t j) const {
     const int64_t n = experts.gradient() ? i : j, k = experts.gradient() ? j : i;
     return (expert * rows.shape.n + n) * rows.shape.k + k;

@@ -1,4 +1,4 @@
-// What the library reports about itself.
+// The facts that the library reports about itself.
 #include <cstring>
 #include <string>
 #include <thread>

@@ -149,7 +149,7 @@ TEST_CASE("layers of a checkpoint", "[checkpoint]") {
   CHECK(copies.empty());
   run(false, placed);
   CHECK((!copies.empty() && y == placed));
-  // As a product with the dequantized weight.
+  // The result of a product with the dequantized weight.
   const nf4_tensor up = checkpoint.nf4_weight("model.layers.0.mlp.up_proj.weight");
   const std::string up_name = "model.layers.0.mlp.up_proj.weight";
   CHECK(up.packed == checkpoint.tensor(up_name).data);

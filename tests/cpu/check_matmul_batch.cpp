@@ -54,7 +54,7 @@ class Batch {
     REQUIRE(nf4_matmul_batch_cpu(tensors.data(), args.data(), args.size(), threads) ==
             NF4_STATUS_OK);
   }
-  // What lies between the rows of y, which is poison in both, included.
+  // The memory between the rows of y, which is poison in both, is included.
   bool same() const {
     for (size_t i = 0; i < args_.size(); ++i)
       if (!std::equal(alone_[i].data(), alone_[i].data() + alone_[i].size(), together_[i].data()) ||

@@ -1,4 +1,4 @@
-// Which kernel a grouped product takes, without a GPU.
+// The kernel that a grouped product takes, without a GPU.
 #include <cstdint>
 #include <string>
 

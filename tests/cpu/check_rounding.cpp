@@ -99,7 +99,7 @@ void check_entries(const Codebook &codebook, const RoundedCodebook &rounded) {
       continue;
     }
     CHECK(std::signbit(values[i]) == std::signbit(entry));
-    // What is small beside the largest entry may be a subnormal half.
+    // An entry that is small beside the largest one may be a subnormal half.
     const double subnormal = std::is_same_v<T, Half> ? 0x1p-25 : 0x1p-100;
     CHECK(std::fabs(values[i] - entry) <=
           1.000001 * Precision<T>::kHalfUnit * std::fabs(entry) + subnormal * largest);

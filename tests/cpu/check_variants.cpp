@@ -84,7 +84,7 @@ void check_quantize(const Host &host, nf4_dtype dtype, const std::vector<uint8_t
     const int threads = rng.pick(kThreads);
     INFO("variant " << variant->name << ", threads " << threads << ", dtype " << dtype);
     run(*variant, got, threads);
-    // What quantize does not write is the same, too.
+    // Memory that quantize does not write is the same, too.
     for (int part = 0; part < Host::kParts; ++part) {
       if (!host.has(part)) continue;
       INFO("part " << part);

@@ -33,7 +33,7 @@ class Calls {
     for (int kind = 0; kind < kKinds; ++kind) expected_.push_back(run(kind, 0, 1));
   }
 
-  // What the call writes or says; `caller` is in the message of the wrong one.
+  // The result of the call, or its message; `caller` is in the message of the wrong one.
   std::string run(int kind, int caller, int threads) const {
     if (kind == 3) {
       nf4_dequant_cpu(&weight_.tensor(), nullptr, 1000 + caller, threads);

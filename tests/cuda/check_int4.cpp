@@ -260,7 +260,7 @@ TEST_CASE("the columns of x in the order of a weight's", "[cuda][int4]") {
     }
 }
 
-// By the layout's kernel and the one for any weight.
+// The layout's kernel and the one for any weight.
 TEST_CASE("integer weights of more than 2^31 elements", "[cuda][int4][large]") {
   constexpr Int4Shape kShape{16416, 131072, 128};
   static_assert(kShape.rows * kShape.cols > int64_t{1} << 31);

@@ -140,8 +140,8 @@ TEST_CASE("each kernel of integer weights, once", "[cuda][matmul][int4]") {
     }
 }
 
-// What fast kernels take: groups of 64 and more, rows of x that vectors can load. The stream-K
-// kernels, the last, are for weights that are large for the GPU.
+// The products that fast kernels take: groups of 64 and more, rows of x that vectors can load. The
+// stream-K kernels, the last, are for weights that are large for the GPU.
 TEST_CASE("every kernel multiplies integer weights of many groups",
           "[cuda][matmul][int4][random]") {
   const Stream stream;

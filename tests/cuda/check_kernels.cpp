@@ -192,7 +192,7 @@ TEST_CASE("dequantize of enough elements to prefetch", "[cuda]") {
       }
 }
 
-// What random shapes seldom meet: several thread blocks of scales, nested blocks larger
+// Cases that random shapes seldom meet: several thread blocks of scales, nested blocks larger
 // than a thread block, and partial sums that need a level more.
 TEST_CASE("quantize of many scales", "[cuda]") {
   const struct {

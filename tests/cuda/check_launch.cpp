@@ -322,7 +322,7 @@ TEST_CASE("launches that nothing has warmed up are captured", "[.cold]") {
   REQUIRE_CUDA(cudaGraphExecDestroy(graph));
 }
 
-// What memcheck must report, or its silence about everything else means nothing. Hidden
+// A fault that memcheck must report, or its silence about everything else means nothing. Hidden
 // from plain runs, where the byte would land in the slack of the allocator.
 TEST_CASE("one byte past the end of an allocation", "[.planted]") {
   const DeviceBuffer buffer(100, 1);

@@ -81,7 +81,7 @@ struct ExpectedLora {
       }
   }
 
-  // By rows of x and by columns of y, so that a wrong one is not lost among the others.
+  // Errors by rows of x and by columns of y, so that a wrong one is not lost among the others.
   void check(const MatmulCase &test, const std::vector<uint8_t> &got) const {
     const int64_t rows = test.y_columns();
     std::vector<RelativeError> of_m(test.m), of_row(rows);

@@ -94,7 +94,7 @@ class Batch {
   }
   std::vector<nf4_matmul_args> &args() { return args_; }
 
-  // What BatchLaunches does: those that are alike go together as far as they fit.
+  // The rule of BatchLaunches: those that are alike go together as far as they fit.
   size_t expected_launches() const {
     std::vector<std::tuple<nf4_dtype, bool, int>> kinds;
     size_t launches = 0;
@@ -114,7 +114,7 @@ class Batch {
     }
     return launches;
   }
-  // What the library says it launches: by number, and of which kernels.
+  // The launches that the library names: their number, and their kernels.
   size_t planned_launches() const {
     std::vector<int32_t> numbers(args_.size());
     std::vector<const char *> kernels(args_.size());

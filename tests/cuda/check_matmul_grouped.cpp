@@ -75,7 +75,7 @@ struct PlacedGrouped {
   }
 };
 
-// What y[row][n] should be, where a row has an expert.
+// The expected y[row][n], where a row has an expert.
 std::vector<Expected> expected_y(GroupedCase &test) {
   std::array<void *, kPartCount> addresses{};
   for (int part = 0; part < kPartCount; ++part)

@@ -186,7 +186,7 @@ class Check:
             self.count += 1
             expected = self.new if written else self.before
             self._require(_content(self.destination) == expected, f"{failed}: the destination")
-            # What could not be deleted is told, and left.
+            # A file that could not be deleted is named, and left.
             deleting = failed.startswith(("unlink", "rmdir")) or (written and failed == "chmod")
             names = [name for name in os.listdir(self.folder) if name != self.destination.name]
             self._require(deleting or not names, f"{failed}: a temporary is left")

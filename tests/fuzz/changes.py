@@ -8,7 +8,7 @@ import random
 import struct
 from typing import Any
 
-# What JSON values become.
+# The values that JSON values become.
 _VALUES = (
     0, 1, -1, 2, 3, 7, 8, 63, 64, 255, 2**31 - 1, 2**31, 2**32, 2**53, 2**60, 2**62, 2**63 - 1,
     2**63, 2**64, -(2**63), 10**30, 0.5, -0.0, 1e308, float("nan"), float("inf"), None, True, False,

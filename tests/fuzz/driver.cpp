@@ -109,7 +109,7 @@ class Fuzzer {
   Bytes changed() {
     Bytes input = pick();
     input.resize(std::clamp<size_t>(input.size() + below(64), 1, kMostBytes));
-    // Of several changes some are of neighbours, which belong to one argument.
+    // Some of several changes are of neighbours, which belong to one argument.
     size_t at = below(input.size());
     for (int64_t n = int64_t{1} << below(4); n > 0; --n) {
       at = below(3) == 0 ? below(input.size()) : std::min(at + below(3), input.size() - 1);
@@ -118,7 +118,7 @@ class Fuzzer {
     return input;
   }
 
-  // Those that reach all code that was reached.
+  // The inputs that reach all code that was reached.
   const std::vector<Bytes> &smallest() const { return smallest_; }
 
  private:

@@ -1,4 +1,4 @@
-// What a target tells the driver.
+// The facts that a target tells the driver.
 #pragma once
 
 namespace nf4::fuzz {

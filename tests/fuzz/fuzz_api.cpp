@@ -24,7 +24,7 @@ namespace {
   std::abort();
 }
 
-// What a call must answer.
+// The answer that a call must give.
 enum class Expected { kRefused, kAccepted, kEither };
 
 Expected expected(bool valid, const Memory &memory) {
@@ -219,7 +219,7 @@ void call_reorder(Input &in, Memory &memory) {
         expected(ok && threads >= 0, memory), memory);
 }
 
-// What only a GPU refuses.
+// Calls that only a GPU refuses.
 bool refused_on_gpu(const nf4_tensor &, const nf4_matmul_args &args, bool gradient) {
   return args.dtype == NF4_DTYPE_FP32 && !gradient && args.m > 16;
 }

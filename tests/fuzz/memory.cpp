@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kMostBytes = size_t{1} << 18;  // of a part
 constexpr size_t kNoiseBytes = size_t{1} << 16;
 
-// What memory holds at first.
+// The contents of memory at first.
 const uint8_t *noise() {
   static const std::vector<uint32_t> words = [] {
     std::mt19937 engine(1);

@@ -1,4 +1,4 @@
-// Which shapes nf4.h calls valid, and how many bytes their parts have, written once more: in
+// The shapes that nf4.h calls valid, and the bytes of their parts, written once more: in
 // numbers that cannot overflow, and without the library's code.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace nf4::fuzz {
 
 constexpr Wide kMost = static_cast<Wide>(1) << 60;
 
-// Of invalid sizes: as wrong, and not so large that arithmetic with it overflows.
+// For invalid sizes: also wrong, and not so large that arithmetic with it overflows.
 inline Wide bounded(Wide n) {
   constexpr Wide kBound = static_cast<Wide>(1) << 64;
   return n > kBound ? kBound : n < 0 ? 0 : n;
@@ -69,7 +69,7 @@ inline bool valid(const nf4_int4_tensor &w) {
   return w.layout != NF4_INT4_AWQ || w.rows % 8 == 0;
 }
 
-// Of an invalid tensor they may be anything.
+// For an invalid tensor they may be anything.
 inline Wide elements(const nf4_tensor &w) { return bounded(static_cast<Wide>(w.rows) * w.cols); }
 inline Wide elements(const nf4_int4_tensor &w) {
   return bounded(static_cast<Wide>(w.rows) * w.cols);
@@ -110,7 +110,7 @@ inline bool valid_lora(const nf4_tensor &w, const nf4_matmul_args &args) {
 }
 inline bool valid_lora(const nf4_int4_tensor &, const nf4_matmul_args &) { return false; }
 
-// Of args for a valid weight; all but the pointers.
+// For args of a valid weight; all but the pointers.
 template <class Tensor>
 bool valid(const Tensor &w, const nf4_matmul_args &args, bool gradient) {
   const size_t before_lora = offsetof(nf4_matmul_args, lora);

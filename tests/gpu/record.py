@@ -71,7 +71,7 @@ def skipped(record: dict) -> dict[str, str]:
     steps |= record.get("tests", {}) | record.get("compute-sanitizer", {})
     for family, of_family in record.get("families", {}).items():
         steps |= {f"{family}: {name}": each for name, each in of_family.items()}
-    # Of tests that ran, "skipped" is a number.
+    # For tests that ran, "skipped" is a number.
     return {name: each["skipped"] for name, each in steps.items()
             if isinstance(each.get("skipped"), str)}  # fmt: skip
 

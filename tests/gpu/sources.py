@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the GPU tests run, and what decides whether they passed.
+# The code that the GPU tests run, and the code that decides whether they passed.
 COVERED = (
     "include/nf4/nf4.h",
     "lib/*.cpp",
@@ -35,7 +35,7 @@ COVERED = (
     "tests/support/random.*",
     "tests/support/values.*",
 )
-# What else the result of a step of run.py depends on.
+# Other files that the result of a step of run.py depends on.
 SCRIPTS = (
     "bindings/python/*.[ch]*",
     "bindings/python/**/*.py",
@@ -52,7 +52,7 @@ _MEMORY = (*_SHARED, "lib/cuda/dequant/**/*", "lib/cuda/quantize/**/*")
 _MATMUL = (*_SHARED, "lib/cuda/kinds/**/*", "lib/cuda/matmul/**/*")
 _GRADIENT = ("lib/cuda/matmul_grad/**/*", "lib/cuda/lora/**/*")
 _GROUPED = "lib/cuda/matmul_grouped/**/*"
-# By the name of the figures in docs/bench/figures.json.
+# Code by the name of the figures in docs/bench/figures.json.
 FIGURES = {
     "bench": _MEMORY,
     "challenge": (*_MEMORY, *_BINDINGS),

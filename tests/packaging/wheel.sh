@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a user does with a wheel, in an environment that has nothing else: the pages' Python and a
+# The steps of a user with a wheel, in an environment that has nothing else: the pages' Python and a
 # checkpoint on the command line, without a compiler; then programs in C by get_library(), pkg-config and
 # CMake, without LD_LIBRARY_PATH, and in other languages (languages.sh).
 #

@@ -26,7 +26,7 @@ gc.disable()
 # bitsandbytes is what libnf4 is compared with, on kernels of its own.
 os.environ["NF4_BITSANDBYTES"] = "0"
 
-# Which kernels run must not depend on what a user of this machine measured.
+# The kernels that run must not depend on the costs of this machine's user.
 os.environ["NF4_COSTS"] = "0"
 
 if importlib.util.find_spec("nf4") is None:

@@ -1,4 +1,4 @@
-// Which kernels multiply on each GPU: none falls back to those that run anywhere.
+// The kernels that multiply on each GPU: none falls back to those that run anywhere.
 #include <cstring>
 #include <nf4/products.hpp>
 

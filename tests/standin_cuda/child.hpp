@@ -19,7 +19,7 @@ std::string said_by(const Body &body) {
   }
 }
 
-// What body() returns in a child. A child that dies says so instead.
+// The result of body() in a child. A child that dies says so instead.
 template <class Body>
 std::string in_child(const Body &body) {
   int pipe_ends[2];

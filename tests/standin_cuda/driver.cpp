@@ -58,7 +58,7 @@ int element_bytes(CUtensorMapDataType type) {
   return type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : type == CU_TENSOR_MAP_DATA_TYPE_UINT32 ? 4 : 0;
 }
 
-// What cuTensorMapEncodeTiled asks of its arguments (CUDA Driver API, "Tensor Map Object
+// The requirements of cuTensorMapEncodeTiled for its arguments (CUDA Driver API, "Tensor Map Object
 // Management"), of tiles without interleave; empty if all is well.
 std::string what_is_wrong(CUtensorMapDataType type, unsigned rank, const void *address,
                           const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,

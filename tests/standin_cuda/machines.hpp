@@ -19,7 +19,7 @@ constexpr Gpu kRtx5090{120, 170, 99 << 10};
 // CUDA 12.0, 12.2, 12.8 and 13.0 came with drivers 525, 535, 570 and 580.
 constexpr int kDrivers[] = {kOldestDriver, 12020, 12080, kNewestDriver};
 
-// Those for which this build has kernels.
+// The machines for which this build has kernels.
 inline std::vector<Gpu> gpus() {
   std::vector<Gpu> found;
   for (const Gpu &gpu : {kT4, kA100, kL4, kH200, kB200, kRtx5090})

@@ -70,7 +70,7 @@ struct Launched {
 
 const std::vector<Call> &calls();
 const std::vector<Launched> &launches();
-// What a GPU would have refused, or what a library must not do; in words.
+// Faults in words: what a GPU would have refused, or a library must not do.
 const std::vector<std::string> &violations();
 void forget_calls();
 // The launches in words, a line each, without their streams.

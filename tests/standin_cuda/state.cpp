@@ -112,7 +112,7 @@ void set_fault(const Fault &fault) {
 }
 void clear_fault() { set_fault({}); }
 
-// Those after which a context is lost (CUDA Runtime API, "Data types used by CUDA Runtime").
+// Errors after which a context is lost (CUDA Runtime API, "Data types used by CUDA Runtime").
 bool is_sticky(cudaError_t error) {
   return error == cudaErrorLaunchFailure || error == cudaErrorIllegalAddress ||
          error == cudaErrorLaunchTimeout || error == cudaErrorAssert;

@@ -1,4 +1,4 @@
-// What the stand-in remembers, for the files that stand in for the runtime and the driver.
+// The state of the stand-in, for the files that stand in for the runtime and the driver.
 #pragma once
 
 #include <map>
@@ -33,7 +33,7 @@ struct Machine {
 
   unsigned long long context(int device) const { return first_context + device; }
   const Gpu &gpu() const { return gpus[current]; }
-  // What ends a capture that is not relaxed, wherever it is called.
+  // Functions that end a capture that is not relaxed, wherever they are called.
   void end_strict_capture() {
     if (capturing != nullptr && capture_mode != cudaStreamCaptureModeRelaxed) capture_valid = false;
   }

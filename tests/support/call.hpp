@@ -83,7 +83,7 @@ struct Int4Call : CallOf<16, 64> {
 
   explicit Int4Call(int who);
   bool untouched() const;
-  // What reorder reads.
+  // The parts that reorder reads.
   nf4_int4_tensor from() const;
 };
 

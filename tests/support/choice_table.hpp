@@ -1,4 +1,4 @@
-// What the tests hold of the choices and workspaces, as they were last decided by measurements. A
+// The choices and workspaces that tests hold, as they were last decided by measurements. A
 // new configuration changes this file and no test. kChoiceTable has the choices of ChoiceCases: for
 // each product the letter of the configuration, and the number of CTAs that share a tile.
 #pragma once

@@ -13,10 +13,10 @@
 
 namespace nf4::test {
 
-// Which calls a fault concerns: bits of three groups. A group without a bit means all of it.
+// The calls that a fault concerns: bits of three groups. A group without a bit means all of it.
 enum Who {
   kAll = 0,
-  // What the function does.
+  // The function's operation.
   kDequant = 1,
   kQuantize = 2,
   kMultiply = 4,
@@ -27,7 +27,7 @@ enum Who {
   kCpu = 32,
   kLaunch = 64,
   kMemory = 96,
-  // What the weight is.
+  // The kind of the weight.
   kFlat = 128,
   kNested = 256,
   kGptq = 512,

@@ -107,7 +107,7 @@ def test_hostile_file_is_a_named_error_and_leaves_no_output(case, tmp_path, caps
     assert main(["verify", str(source)]) == 1
 
 
-# What our own parser says, where the library does not come before it.
+# Messages of our own parser, where the library does not come before it.
 OWN_REASONS = {
     "empty": "too short",
     "7 bytes": "too short",

@@ -24,7 +24,7 @@ if os.environ.get("INTERRUPT_AT") == "at exit":
     import atexit
     atexit.register(os.kill, os.getpid(), signal.SIGINT)
 """
-# What installers write for an entry of [project.scripts].
+# The script that installers write for an entry of [project.scripts].
 SCRIPT = """
 import sys
 from nf4.cli.main import main

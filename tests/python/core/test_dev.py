@@ -280,7 +280,8 @@ def test_the_library_alone_needs_no_catch2(tmp_path: Path) -> None:
     assert "Catch2 was asked for" in _functions(stubs + "build", at=tmp_path).stderr
 
 
-# What Meson remembers of a build whose kernels no GPU is to run, and of one of the user's own.
+# The options that Meson remembers of a build whose kernels no GPU is to run, and of one of the
+# user's own.
 QUICK, OWN = "75,80-ptx,90", "90"
 WHOLE = "-Dgpu_archs=all -Dcuda_args= "
 

@@ -152,7 +152,7 @@ def test_a_layer_of_experts():
     torch.testing.assert_close(made["y"], expected)
 
 
-# What the C of the pages takes from the program around it.
+# The names that the C of the pages takes from the program around it.
 C_AROUND = """
 #include <stdio.h>
 #include <nf4/nf4.h>
@@ -170,7 +170,7 @@ extern nf4_stream stream;
 """
 
 
-# What the C++ takes from CUDA.
+# The names that the C++ takes from CUDA.
 CUDA_AROUND = """
 #include <cstddef>
 enum cudaMemcpyKind { cudaMemcpyDefault };

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import IN, OUT
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# What register serves.
+# The operators that register serves.
 OPERATORS = ["gemm_4bit", "dequantize_4bit", "dequantize_4bit.out"]
 FUNCTIONS = [
     "functional.dequantize_4bit",

@@ -20,7 +20,7 @@ from nf4.torch._weight import PARTS, Spec, WeightParts  # noqa: E402
 from torch_faults import COLS, ROWS, M  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# What an operator of C++ throws. torch 2.15 makes a RuntimeError of it, 2.13 does not.
+# The exception of an operator in C++. torch 2.15 makes a RuntimeError of it, 2.13 does not.
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 REFUSED = ValueError if TORCH < (2, 14) else (ValueError, RuntimeError)
 LAYOUTS = {

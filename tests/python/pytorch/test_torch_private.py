@@ -42,7 +42,7 @@ OF_TORCH = {
     "_schema",
     "_set_fwd_grad_enabled",
 }
-# Those that torch.nn.Module has for its subclasses to override or read.
+# Names that torch.nn.Module has for its subclasses to override or read.
 OF_MODULES = {
     "_apply",
     "_buffers",
@@ -52,7 +52,7 @@ OF_MODULES = {
     "_parameters",
     "_save_to_state_dict",
 }
-# Those that transformers' models declare.
+# Names that transformers' models declare.
 OF_TRANSFORMERS = {
     "_apply_gate",
     "_experts_implementation",
