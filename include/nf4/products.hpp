@@ -110,7 +110,7 @@ class Products {
   }
   // Tells whether a dense weight for each product is expected to take less time than `launch` or,
   // for NF4_DEVICE_CPU, than `cpu`: nf4_matmul_path and nf4_int4_matmul_path answer NF4_PATH_DENSE
-  // for all. Without a product it is false. The answer for a number of rows stays the same, until
+  // for all. Without a product it is false. The answer for a number of rows stays the same until
   // nf4_set_costs is called, so engines may keep it.
   bool prefer_dense(int32_t device) const {
     return nf4_.size() + int4_.size() > 0 && nf4_.all_dense(nf4_matmul_path, device) &&

@@ -192,8 +192,9 @@ impl Spec {
     /// [`Path::Fused`].
     ///
     /// The answers of this function and of those below are for weights with the codebook of their
-    /// format, and for contiguous rows, all aligned to 16 bytes. An answer stays the same for the life
-    /// of the process, and takes about a microsecond.
+    /// format, and for contiguous rows, all aligned to 16 bytes. An answer stays the same until
+    /// [`set_costs`](crate::set_costs) or [`load_costs`](crate::load_costs) is called, and takes about a
+    /// microsecond.
     ///
     /// # Errors
     /// It fails as [`Spec::sizes`] does, and with
