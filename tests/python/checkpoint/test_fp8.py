@@ -20,6 +20,7 @@ from nf4.checkpoint import (
     dequantize_checkpoint,
     survey,
 )
+from nf4.checkpoint.difference import Unmatched, differences
 from nf4.cli import main
 
 NVFP4 = next(case for case in CASES if case.name == "modelopt" and case.blocksize == 16)
@@ -156,3 +157,20 @@ def test_convert_refuses_them_by_name(tmp_path):
 def test_without_the_setting_they_are_faults(tmp_path):
     source = _folder(tmp_path / "q", _plain(), quant_algo="NVFP4", quantized_layers=None)
     assert main(["verify", str(source)]) == 1
+
+
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[-1]], ids=str)
+def test_compare_reads_them(form: Fp8, tmp_path, capsys):
+    tensors = form.tensors(OTHER, SHAPE)
+    mixed = _folder(tmp_path / "q", tensors)
+    dequantize_checkpoint(str(mixed), str(tmp_path / "d"), dtype="fp32")
+    with Checkpoint(tmp_path / "d") as dense, Checkpoint(mixed) as other:
+        for pair in ((dense, other), (other, dense), (other, other)):
+            found, unmatched = differences(*pair)
+            formats = {each.name: each.formats for each in found}
+            assert all(each.error.squared_error == 0 for each in found)
+            names = tuple("fp8" if each is other else "dense" for each in pair)
+            assert formats[f"{OTHER}.weight"] == names and unmatched == Unmatched([], [])
+    assert main(["compare", str(tmp_path / "d"), str(mixed), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert "fp8" in json.dumps(rows)

@@ -13,6 +13,8 @@ import numpy as np
 from nf4._dequantize import dequantize
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
 from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.fp8 import Fp8Weight
+from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.kinds import require_readable, survey
 from nf4.checkpoint.leftovers import is_harmless
 from nf4.checkpoint.rules import choose_rules, is_transposed, model_types
@@ -39,8 +41,8 @@ class ErrorStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A tensor of two checkpoints. formats: "dense", or a 4-bit weight's, in the reference and in
-    the other checkpoint. nbytes: what the other checkpoint stores for it."""
+    """A tensor of two checkpoints. formats: "dense", "fp8", or a 4-bit weight's, in the reference
+    and in the other checkpoint. nbytes: what the other checkpoint stores for it."""
 
     name: str
     formats: tuple[str, str]
@@ -93,11 +95,24 @@ class _Side(NamedTuple):
     def values(self, weight: Weight) -> np.ndarray:
         return dequantize(weight.load(self.checkpoint), "fp32", threads=self.threads)
 
+    @property
+    def others(self) -> Mapping[str, TensorInfo | Fp8Weight]:
+        """The tensors that are not in 4 bits."""
+        return {**self.found.dense, **self.found.fp8}
+
+    def format(self, name: str) -> str:
+        return "fp8" if name in self.found.fp8 else "dense"
+
+    def is_number(self, name: str) -> bool:
+        return name in self.found.fp8 or self.found.dense[name].dtype in _NUMBERS
+
     def array(self, name: str) -> np.ndarray:
+        if name in self.found.fp8:
+            return self.found.fp8[name].dense(self.checkpoint, "fp32")
         return self.checkpoint.owner[name].array(self.found.dense[name])
 
     def has_dense(self, weight: Weight) -> bool:
-        return weight.name in self.found.dense or is_stack(weight)
+        return weight.name in self.others or is_stack(weight)
 
     def only_here(self, beside: _Side) -> list[Weight]:
         """Returns the 4-bit weights that have no 4-bit weight beside them."""
@@ -106,7 +121,8 @@ class _Side(NamedTuple):
 
     def left(self, done: Container[str]) -> list[str]:
         dense = (name for name, info in self.found.dense.items() if not is_harmless(info))
-        return [name for name in (*self.found.weights, *dense) if name not in done]
+        every = (*self.found.weights, *self.found.fp8, *dense)
+        return [name for name in every if name not in done]
 
 
 class _Pair:
@@ -114,7 +130,7 @@ class _Pair:
 
     def __init__(self, old: _Side, new: _Side):
         for side in (old, new):
-            require_readable(side.checkpoint, side.found)
+            require_readable(side.checkpoint, side.found, fp8=True)
         self._old, self._new = old, new
         # A file has no configuration beside it; both checkpoints are of the same model.
         self._types = model_types(old.checkpoint.config) | model_types(new.checkpoint.config)
@@ -141,13 +157,14 @@ class _Pair:
             error = statistics_of(dense, old.values(weight))
             formats = weight.format, "dense"
             yield Difference(weight.name, formats, weight.shape, dense.nbytes, error)
-        for name, info in new.found.dense.items():
-            before = old.found.dense.get(name)
-            if before is None or not _NUMBERS.issuperset((info.dtype, before.dtype)):
+        for name, info in new.others.items():
+            before = old.others.get(name)
+            if before is None or not (new.is_number(name) and old.is_number(name)):
                 continue
             self._require_shapes(name, before.shape, info.shape)
             error = statistics_of(new.array(name), old.array(name))
-            yield Difference(name, ("dense", "dense"), info.shape, info.nbytes, error)
+            formats = old.format(name), new.format(name)
+            yield Difference(name, formats, info.shape, info.nbytes, error)
 
     def unmatched(self, compared: set[str]) -> Unmatched:
         done = set(compared)
