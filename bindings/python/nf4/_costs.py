@@ -63,12 +63,16 @@ def folder() -> Path | None:
 
 def gpu_line(gpu: Device) -> str:
     """Returns the line of a text of costs that says which GPU they are of."""
-    major, minor = gpu.compute_capability
-    facts = (
-        major * 10 + minor, gpu.dequant_variant, gpu.multiprocessors, gpu.shared_memory_bytes,
+    return line_of(
+        gpu.compute_capability, gpu.dequant_variant, gpu.multiprocessors, gpu.shared_memory_bytes,
         gpu.driver_version, gpu.name,
     )  # fmt: skip
-    return f"gpu {' '.join(map(str, facts))}"
+
+
+def line_of(compute_capability: Sequence[int], *facts: int | str) -> str:
+    """The same from the facts, in the order of the line."""
+    major, minor = compute_capability
+    return f"gpu {major * 10 + minor} {' '.join(map(str, facts))}"
 
 
 def path_of(line: str) -> Path:

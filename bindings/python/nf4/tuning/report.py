@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nf4 import _costs
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.jsonio import is_count, read_object
 
@@ -158,9 +159,8 @@ def fault_of(document: Mapping[str, Any]) -> str:
 
 def gpu_line(gpu: Mapping[str, Any], driver: int) -> str:
     """Returns the line of a text of costs that names the GPU."""
-    major, minor = gpu["compute_capability"]
-    facts = (major * 10 + minor, gpu["kernels"], gpu["multiprocessors"], gpu["shared_memory_bytes"])
-    return f"gpu {' '.join(map(str, facts))} {driver} {gpu['name']}"
+    names = ("compute_capability", "kernels", "multiprocessors", "shared_memory_bytes")
+    return _costs.line_of(*(gpu[name] for name in names), driver, gpu["name"])
 
 
 def _gpu_line_is(document: Mapping[str, Any]) -> bool:
