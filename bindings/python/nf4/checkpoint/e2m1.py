@@ -7,15 +7,15 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from nf4.checkpoint.dtypes import model_dtype
 from nf4.checkpoint.e2m1_config import Settings
 from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, GPT_OSS, LAYOUTS, MXFP4, Layout
 from nf4.checkpoint.errors import FormatError
-from nf4.checkpoint.fp8 import E4M3, FP8_SCALES, fp8_weight
+from nf4.checkpoint.fp8 import FP8, FP8_SCALES, fp8_weight
 from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.scales import E4M3, E8M0
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.tensor import QuantizedTensor
@@ -92,9 +92,8 @@ def decoded_scales(weight: QuantizedTensor) -> np.ndarray:
     the kernels compute them (nf4.h, THE ARITHMETIC)."""
     stored = weight.absmax.reshape(-1, weight.shape[-1] // weight.blocksize)
     if weight.format == MXFP4:
-        powers = np.ldexp(np.float32(1), np.arange(255, dtype=np.int32) - 127)
-        return np.append(powers, np.float32("nan"))[stored]
-    floats = stored.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        return E8M0[stored]
+    floats = E4M3[stored]
     rows = weight.nested_blocksize or len(floats)
     of_rows = np.repeat(weight.nested_absmax, rows)[: len(floats), None]
     with np.errstate(all="ignore"):
@@ -236,7 +235,7 @@ def add_fp8(found: Survey, checkpoint: Checkpoint) -> None:
     """Moves the FP8 weights of a mixed checkpoint from the dense tensors of a survey to `fp8`.
     Reads no data."""
     for name, info in list(found.dense.items()):
-        if info.dtype != E4M3 or not name.endswith(".weight"):
+        if info.dtype != FP8 or not name.endswith(".weight"):
             continue
         try:
             found.fp8[name] = fp8_weight(checkpoint, info)

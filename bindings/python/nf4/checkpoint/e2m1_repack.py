@@ -7,7 +7,6 @@ import dataclasses
 import time
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from nf4._dequantize import dequantize
@@ -25,6 +24,7 @@ from nf4.checkpoint.quantization import quantization, without_quantization
 from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import architectures, choose_rules, untied
+from nf4.checkpoint.scales import E4M3
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import OF_AN_EXPERT, is_stack
 from nf4.checkpoint.steps import Copy, FromWeight, Result, Step
@@ -190,7 +190,7 @@ def _values(
     weight: QuantizedTensor, scale: np.ndarray, scale_rule: str | None, dtype: str
 ) -> np.ndarray:
     """Returns the bits of every value that the weight can have with a global scale."""
-    stored = np.unique(weight.absmax).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    stored = E4M3[np.unique(weight.absmax)]
     with np.errstate(all="ignore"):
         scales = stored / scale if scale_rule == "divisor" else stored * scale
         values = (scales[:, None] * _MAGNITUDES).astype(NUMPY[NF4_TO_FILE[dtype]])

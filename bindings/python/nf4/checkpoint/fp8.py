@@ -6,15 +6,15 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import ml_dtypes
 import numpy as np
 
 from nf4.checkpoint.dtypes import NF4_TO_FILE, NUMPY, model_dtype
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
+from nf4.checkpoint.scales import E4M3, E8M0
 from nf4.checkpoint.source import Checkpoint
 
-E4M3 = "F8_E4M3"
+FP8 = "F8_E4M3"
 # What follows a module's name in its scales: ModelOpt and compressed-tensors, transformers,
 # DeepSeek-V4. All of them multiply.
 FP8_SCALES = ("weight_scale", "weight_scale_inv", "scale")
@@ -53,8 +53,7 @@ class Fp8Weight:
         """Returns the scales, float32, a row of them for each row of blocks."""
         stored = checkpoint.read(self.scales.name)
         if self.scales.dtype in _E8M0:
-            powers = np.ldexp(np.float32(1), np.arange(255, dtype=np.int32) - 127)
-            scales = np.append(powers, np.float32("nan"))[stored.view(np.uint8)]
+            scales = E8M0[stored.view(np.uint8)]
         else:
             scales = stored.view(NUMPY[self.scales.dtype]).astype(np.float32)
         return scales.reshape(-(-self.shape[0] // self.block[0]), -1)
@@ -70,7 +69,7 @@ class Fp8Weight:
         made = np.empty(self.shape, NUMPY[NF4_TO_FILE[dtype]])
         step = max(1, _AT_ONCE // max(1, cols))
         for first in range(0, rows, step):
-            part = codes[first : first + step].view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+            part = E4M3[codes[first : first + step]]
             of_rows = scales[np.arange(first, first + len(part)) // self.block[0]]
             with np.errstate(all="ignore"):
                 part *= np.repeat(of_rows, self.block[1], axis=1)[:, :cols]

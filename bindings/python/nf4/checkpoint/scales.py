@@ -1,11 +1,16 @@
-"""Finds faults in the values of scales, for any kind of weight."""
+"""The values of scales that are floats of 8 bits, and faults in the values of scales of any kind
+of weight."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import ml_dtypes
 import numpy as np
 
+# float32, by their bytes. A look-up takes half the time of a cast.
+E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+E8M0 = np.append(np.ldexp(np.float32(1), np.arange(-127, 128)), np.float32("nan"))
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
