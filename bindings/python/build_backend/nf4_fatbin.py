@@ -2,14 +2,14 @@
 composed toolkit (nf4_toolkit.py) do beside the programs that they run.
 
     python nf4_fatbin.py cicc PROGRAM ARGUMENTS
-        sets the version of the PTX and sorts its kernels
+        sets the version of the PTX, and puts kernels that are alike beside each other
     python nf4_fatbin.py fatbinary PROGRAM ARGUMENTS
-        sets the version of PTX that the library keeps, and compresses the images by LZ4
+        sets the version of PTX that the library keeps, and compresses the images
 
-Drivers before CUDA 12.4 unpack LZ4 only, whose matches reach back 64 KiB. Kernels of one length
-resemble each other, so a file with its kernels by length has more of them within that reach. LZ4 HC
-finds far longer matches than the LZ4 of fatbinary. The design page (docs/design/cuda-drivers.md)
-has the sizes.
+Drivers before CUDA 12.4 unpack LZ4 only, whose matches reach back 64 KiB. LZ4 HC finds more of them
+if a file has kernels beside each other that resemble each other. The GPUs from compute capability
+10.0 on have later drivers, which unpack zstd. The design page (docs/design/cuda-drivers.md) has the
+sizes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ MAGIC = struct.pack("<IHH", 0xBA55ED50, 1, 16)
 HEADER, IMAGE = struct.Struct("<8sQ"), struct.Struct("<H2sIQI4sHHI8sQ8sQ")
 PTX, CUBIN = 1, 2
 LZ4, ZSTD = 0x2000, 0x8000
+# The first architecture whose drivers all unpack zstd: those from CUDA 12.8 on.
+_ZSTD_ARCH = 100
 
 
 class Image(NamedTuple):
@@ -80,35 +82,48 @@ def _pack_image(image: Image, header: bytes, data: bytes) -> bytes:
     return IMAGE.pack(*image) + header[IMAGE.size :] + padded
 
 
-def pack(data: bytes) -> bytes:
+def pack(data: bytes, zstd: bytes) -> bytes:
     """Returns a fat binary with its images compressed by LZ4. Those that are compressed, or that
-    LZ4 does not make smaller, are as before."""
+    LZ4 does not make smaller, are as before. zstd: the same images in zstd; cubins of later GPUs
+    are those."""
     magic, _ = HEADER.unpack_from(data)
     packed = b""
-    for image, at in images(data, 0):
-        begin = at + image.header
-        packed += _pack_image(image, data[at:begin], data[begin : begin + image.size])
+    both = zip(images(data, 0), images(zstd, 0), strict=True)
+    for (image, at), (other, other_at) in both:
+        if image.kind == CUBIN and image.arch >= _ZSTD_ARCH:
+            packed += zstd[other_at : other_at + other.header + other.size]
+        else:
+            begin = at + image.header
+            packed += _pack_image(image, data[at:begin], data[begin : begin + image.size])
     return HEADER.pack(magic, len(packed)) + packed
 
 
 _QUADS = re.compile(r'(?:"\.quad [^"]*"\n)+')
 
 
-def pack_source(source: str) -> str:
-    """Returns the C source that fatbinary wrote, an array of words, with its fat binary packed.
-    Raises ValueError for a source of another form."""
+def _length(count: int) -> str:
+    return f"fatbinData[{count}]"
+
+
+def binary_of(source: str) -> bytes:
+    """Returns the fat binary of the C source that fatbinary wrote, an array of words. Raises
+    ValueError for a source of another form."""
     found = _QUADS.search(source)
     words = re.findall("0x([0-9a-f]{16})", found[0]) if found else []
-    length = f"fatbinData[{len(words)}]"
     data = b"".join(bytes.fromhex(word)[::-1] for word in words)
-    if found is None or source.count(length) != 1 or not data.startswith(MAGIC):
+    if source.count(_length(len(words))) != 1 or not data.startswith(MAGIC):
         raise ValueError("fatbinary wrote a source whose form is not known")
-    packed = pack(data)
-    words = [packed[at : at + 8][::-1].hex() for at in range(0, len(packed), 8)]
+    return data
+
+
+def with_binary(source: str, data: bytes) -> str:
+    """Returns such a source with another fat binary."""
+    words = [data[at : at + 8][::-1].hex() for at in range(0, len(data), 8)]
     lines = (words[at : at + 4] for at in range(0, len(words), 4))
     quads = "".join(f'".quad {",".join(f"0x{word}" for word in line)}\\n"\n' for line in lines)
-    replaced = source[: found.start()] + quads + source[found.end() :]
-    return replaced.replace(length, f"fatbinData[{len(words)}]")
+    length = _length(len(binary_of(source)) // 8)
+    # A function, since the words have backslashes.
+    return _QUADS.sub(lambda _: quads, source, count=1).replace(length, _length(len(words)))
 
 
 _VERSION = re.compile(rb"^\.version [0-9.]*", re.MULTILINE)
@@ -135,11 +150,32 @@ def _split(ptx: bytes) -> tuple[list[bytes], list[bytes]]:
     return others, kernels
 
 
+_OWN_NAMES = re.compile(rb"%\w+|\$L\w+")
+
+
+def _phrases(kernel: bytes) -> set[tuple[bytes, ...]]:
+    """Each four lines in a row, without the names of registers and labels."""
+    lines = _OWN_NAMES.sub(b"", kernel).splitlines()
+    return set(zip(lines, lines[1:], lines[2:], lines[3:], strict=False))
+
+
+def _by_likeness(kernels: list[bytes]) -> list[bytes]:
+    """The shortest first, then always the one of which the last one has most."""
+    left = {kernel: _phrases(kernel) for kernel in sorted(kernels, key=len)}
+    ordered: list[bytes] = []
+    last: set[tuple[bytes, ...]] = set()
+    while left:
+        kernel = max(left, key=lambda each: len(last & left[each]) / max(len(left[each]), 1))
+        ordered.append(kernel)
+        last = left.pop(kernel)
+    return ordered
+
+
 def for_assembler(ptx: bytes) -> bytes:
-    """Returns PTX of CUDA 13 as PTX of 12.9, its kernels by length behind all else. It is the same
-    but for its version, or ptxas refuses it."""
+    """Returns PTX of CUDA 13 as PTX of 12.9, its kernels by likeness behind all else. It is the
+    same but for its version, or ptxas refuses it."""
     others, kernels = _split(_VERSION.sub(b".version 8.8", ptx))
-    return b"".join([*others, *sorted(kernels, key=len)])
+    return b"".join([*others, *_by_likeness(kernels)])
 
 
 def for_drivers(ptx: bytes, arch: str) -> bytes:
@@ -168,12 +204,19 @@ def fatbinary(program: str, *arguments: str) -> None:
         if kept:
             ptx = Path(kept[2])
             ptx.write_bytes(for_drivers(ptx.read_bytes(), kept[1]))
-    asked = any(argument.startswith("--compress-mode=") for argument in arguments)
-    subprocess.run([program, *([] if asked else ["--compress-mode=none"]), *arguments], check=True)
-    for argument in arguments:
-        option, _, name = argument.partition("=")
-        if option == "--embedded-fatbin" and not asked:
-            Path(name).write_text(pack_source(Path(name).read_text()))
+    if any(argument.startswith("--compress-mode=") for argument in arguments):
+        subprocess.run([program, *arguments], check=True)
+        return
+    given = {argument.partition("=")[0]: argument.partition("=")[2] for argument in arguments}
+    written = given.get("--embedded-fatbin")
+    sources = []
+    for mode in ("size", "none"):
+        subprocess.run([program, f"--compress-mode={mode}", *arguments], check=True)
+        sources += [Path(written).read_text()] if written else []
+    if written:
+        zstd, source = sources
+        packed = pack(binary_of(source), binary_of(zstd))
+        Path(written).write_text(with_binary(source, packed))
 
 
 def main() -> int:

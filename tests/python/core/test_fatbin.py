@@ -28,13 +28,30 @@ FUNCTION = ".func (.param .b32 y) f()\n{\n\tret;\n}\n"
 HINT = '\t.pragma "used_bytes_mask 0xfff";\n'
 
 
-def test_ptxas_gets_kernels_by_length_behind_what_they_use():
+def test_ptxas_gets_kernels_behind_what_they_use():
     made = HEAD + WEAK + "\t// .globl\tlong\n" + LONG + FUNCTION + HINT + SHORT
     rest = HEAD.replace("version 9.0", "version 8.8") + "\t// .globl\tlong\n" + FUNCTION + HINT
     assert nf4_fatbin.for_assembler(made.encode()).decode() == rest + SHORT + WEAK + LONG
     assert nf4_fatbin.for_assembler((HEAD + FUNCTION).encode()).decode() == (
         HEAD.replace("version 9.0", "version 8.8") + FUNCTION
     )
+
+
+def kernel(name, *lines):
+    body = "".join(f"\t{line};\n" for line in lines)
+    return f".entry {name}()\n{{\n{body}}}\n"
+
+
+def test_kernels_that_are_alike_lie_beside_each_other():
+    """The names of registers and labels do not count."""
+    adds = [f"add.s32 %r{i}, %r{i}, {i}" for i in range(20)]
+    loads = [f"ld.global.u32 %r{i}, [%rd{i}+{i}]" for i in range(16)]
+    renamed = [line.replace("%r", "%r1") for line in adds]
+    first, second = kernel("add", *adds), kernel("same", *renamed, "bra $L__BB0_1")
+    between, other = kernel("load", *loads), kernel("loads", *loads, "bar.sync 0")
+    assert len(first) < len(between) < len(second)
+    found = nf4_fatbin.for_assembler((HEAD + between + second + other + first).encode()).decode()
+    assert found.partition(".version_of_mine\n")[2] == first + second + between + other
 
 
 @pytest.mark.parametrize(
@@ -58,7 +75,7 @@ RANDOM = bytes(range(256))
 
 def packed(*made):
     """The images once packed, each with its header and its data."""
-    library = nf4_fatbin.pack(fat_binary(*made))
+    library = nf4_fatbin.pack(fat_binary(*made), fat_binary(*made))
     found = [
         (each, library[at : at + each.header], library[at + each.header :][: each.size])
         for each, at in nf4_fatbin.images(library, 0)
@@ -97,7 +114,22 @@ def test_images_are_packed():
     ids=["LZ4", "zstd", "no smaller"],
 )
 def test_images_that_stay_as_they_are(made):
-    assert nf4_fatbin.pack(fat_binary(made)) == fat_binary(made)
+    assert nf4_fatbin.pack(fat_binary(made), fat_binary(made)) == fat_binary(made)
+
+
+def test_cubins_whose_drivers_unpack_zstd():
+    """PTX of any GPU and cubins of earlier ones are not."""
+    made = [image(1, (8, 6), 100, 0, bytes(1000)), image(2, (7, 1), 90, 0, CODE[:4096])]
+    made += [image(2, (8, 1), arch, EXACT, bytes(1000)) for arch in (100, 120)]
+    zstd = [image(2, (8, 1), arch, EXACT | ZSTD, b"zstd") for arch in (100, 120)]
+    library = nf4_fatbin.pack(fat_binary(*made), fat_binary(*made[:2], *zstd))
+    assert library.endswith(b"".join(zstd))
+    kinds = [(each.name, each.compression) for each in cuda_images.images(library)]
+    assert kinds[:2] == [("compute_100", "LZ4"), ("sm_90", "LZ4")]
+    assert kinds[2:] == [("sm_100a", "zstd"), ("sm_120a", "zstd")]
+    assert cuda_images.too_new(list(cuda_images.images(library)), (12, 0)) == []
+    with pytest.raises(ValueError):
+        nf4_fatbin.pack(fat_binary(*made), fat_binary(*made[:3]))
 
 
 def source_of(data, words=None):
@@ -118,8 +150,10 @@ def test_the_source_of_a_fat_binary():
     source = source_of(library)
     last = source.rindex(",0x")
     spaced = source[:last] + ", 0x" + source[last + 3 :]  # as the last word may be
+    other = fat_binary(image(1, (8, 0), 80))
     for each in (source, spaced):
-        assert nf4_fatbin.pack_source(each) == source_of(nf4_fatbin.pack(library))
+        assert nf4_fatbin.binary_of(each) == library
+        assert nf4_fatbin.with_binary(each, other) == source_of(other)
 
 
 @pytest.mark.parametrize(
@@ -128,32 +162,40 @@ def test_the_source_of_a_fat_binary():
         "",
         source_of(fat_binary(image(2, (7, 1), 80)), words=7),
         source_of(fat_binary(image(2, (7, 1), 80)).replace(b"\x50\xed", b"\x50\xee")),
-        source_of(fat_binary(image(3, (7, 1), 80))),
     ],
-    ids=["empty", "length", "magic", "kind"],
+    ids=["empty", "length", "magic"],
 )
 def test_a_source_of_another_form(source):
-    with pytest.raises(ValueError, match="form is not known|image of kind 3"):
-        nf4_fatbin.pack_source(source)
+    with pytest.raises(ValueError, match="form is not known"):
+        nf4_fatbin.binary_of(source)
 
 
-# It says what it was called with, and writes a source.
+def test_an_image_of_another_kind():
+    made = fat_binary(image(3, (7, 1), 80))
+    with pytest.raises(ValueError, match="image of kind 3"):
+        nf4_fatbin.pack(made, made)
+
+
+# It says what it was called with, and writes the source of its compression.
 FATBINARY = """
-import sys
+import shutil, sys
 print(*sys.argv[1:], sep="\\n")
+mode = sys.argv[1].partition("=")[2]
 for each in sys.argv[1:]:
     if each.startswith("--embedded-fatbin="):
-        open(each.partition("=")[2], "w").write(sys.stdin.read())
+        shutil.copy(f"{sys.argv[0]}.{mode}", each.partition("=")[2])
 """
 
 
-def run_fatbinary(folder, *arguments, source=""):
+def run_fatbinary(folder, *arguments, **sources):
+    """sources: what it writes, by the name of a compression."""
     program = folder / "fatbinary"
     program.write_text(f"#!{sys.executable}\n{FATBINARY}")
     program.chmod(0o755)
+    for mode, source in sources.items():
+        (folder / f"fatbinary.{mode}").write_text(source)
     return subprocess.run(
         [sys.executable, nf4_fatbin.__file__, "fatbinary", program, *arguments],
-        input=source,
         capture_output=True,
         text=True,
     )
@@ -164,26 +206,28 @@ def test_the_wrapper_of_fatbinary(tmp_path):
     ptx.write_text(HEAD)
     cubin.write_text(HEAD)
     arguments = ["-64", f"--image3=kind=ptx,sm=80,file={ptx}"]
-    arguments.append(f"--image3=kind=elf,sm=80,file={cubin}")
-    done = run_fatbinary(tmp_path, *arguments)
-    assert done.stdout.splitlines() == ["--compress-mode=none", *arguments]
+    arguments += [f"--image3=kind=elf,sm=80,file={cubin}", f"--embedded-fatbin={written}"]
+    library = fat_binary(image(2, (8, 1), 100, data=bytes(4096)))
+    zstd = fat_binary(image(2, (8, 1), 100, ZSTD, b"zstd"))
+    done = run_fatbinary(tmp_path, *arguments, size=source_of(zstd), none=source_of(library))
+    assert done.returncode == 0
+    modes = ["--compress-mode=size", "--compress-mode=none"]
+    assert done.stdout.splitlines() == [modes[0], *arguments, modes[1], *arguments]
+    assert written.read_text() == source_of(nf4_fatbin.pack(library, zstd)) == source_of(zstd)
     assert ptx.read_text() == HEAD.replace("version 9.0", "version 8.0")
     assert cubin.read_text() == HEAD
-    library = fat_binary(image(2, (7, 1), 80, data=bytes(4096)))
-    arguments.append(f"--embedded-fatbin={written}")
-    assert run_fatbinary(tmp_path, *arguments, source=source_of(library)).returncode == 0
-    assert written.read_text() == source_of(nf4_fatbin.pack(library))
 
 
 def test_another_compression_that_is_asked_for(tmp_path):
     written = tmp_path / "kernel.fatbin.c"
-    arguments = ["--compress-mode=size", f"--embedded-fatbin={written}"]
-    done = run_fatbinary(tmp_path, *arguments, source="as zstd")
+    arguments = ["--compress-mode=speed", f"--embedded-fatbin={written}"]
+    done = run_fatbinary(tmp_path, *arguments, speed="as LZ4")
     assert done.stdout.splitlines() == arguments
-    assert written.read_text() == "as zstd"
+    assert written.read_text() == "as LZ4"
 
 
 def test_a_source_that_is_not_known_stops_the_build(tmp_path):
-    done = run_fatbinary(tmp_path, f"--embedded-fatbin={tmp_path / 'kernel.fatbin.c'}")
+    written = f"--embedded-fatbin={tmp_path / 'kernel.fatbin.c'}"
+    done = run_fatbinary(tmp_path, written, size="", none="")
     assert done.returncode == 1
     assert done.stderr == "nf4_fatbin: fatbinary wrote a source whose form is not known\n"
