@@ -100,6 +100,29 @@ struct Rows : Floats {
   static __m256 halves(__m256 a, __m256 b) {
     return _mm256_permute2f128_ps(a, b, kHalf == 0 ? 0x20 : 0x31);
   }
+
+  // Vector j has the nibbles of bytes 4 j to 4 j + 3 of each half.
+  struct Order {
+    static constexpr int kHighNibble = 4;
+    static void sort(__m256 (&x)[kVectors]) {
+      __m256 low[4], high[4];
+      NF4_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const __m256 first = halves<0>(x[j], x[j + 4]), second = halves<1>(x[j], x[j + 4]);
+        low[j] = _mm256_shuffle_ps(first, second, 0x88);
+        high[j] = _mm256_shuffle_ps(first, second, 0xdd);
+      }
+      NF4_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        x[j] = low[j];
+        x[j + 4] = high[j];
+      }
+    }
+  };
+
+  static __m256i unpack_bytes(bool upper, __m256i a, __m256i b) {
+    return upper ? _mm256_unpackhi_epi8(a, b) : _mm256_unpacklo_epi8(a, b);
+  }
 };
 
 // The codebook is in fp32.
@@ -124,7 +147,6 @@ struct Fp32Rows : Rows {
             _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(high, next_high)),
             _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(high, next_high))};
   }
-  // Vector j has the nibbles of bytes 4 j to 4 j + 3 of each half.
   static __m256 look_up(const Table &table, const Codes &codes) {
     const __m256i nibbles = codes.nibbles();
     __m256i bytes[4];
@@ -136,32 +158,11 @@ struct Fp32Rows : Rows {
     return _mm256_castsi256_ps((codes.vector & 1) != 0 ? _mm256_unpackhi_epi16(low, high)
                                                        : _mm256_unpacklo_epi16(low, high));
   }
-  struct Order {
-    static constexpr int kHighNibble = 4;
-    static void sort(__m256 (&x)[kVectors]) {
-      __m256 low[4], high[4];
-      NF4_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const __m256 first = halves<0>(x[j], x[j + 4]), second = halves<1>(x[j], x[j + 4]);
-        low[j] = _mm256_shuffle_ps(first, second, 0x88);
-        high[j] = _mm256_shuffle_ps(first, second, 0xdd);
-      }
-      NF4_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        x[j] = low[j];
-        x[j + 4] = high[j];
-      }
-    }
-  };
-
-  static __m256i unpack_bytes(bool upper, __m256i a, __m256i b) {
-    return upper ? _mm256_unpackhi_epi8(a, b) : _mm256_unpacklo_epi8(a, b);
-  }
 };
 
 // The codebook is in bf16, whose numbers are the upper halves of numbers of fp32.
 struct Bf16Rows : Rows {
-  static constexpr int kDotN[] = {4, 2, 2, 2};
+  static constexpr int kDotN[] = {4, 2, 1, 1};
   struct Table {
     __m256i low, high;
   };
@@ -173,52 +174,23 @@ struct Bf16Rows : Rows {
     return {_mm256_broadcastsi128_si256(_mm_unpacklo_epi64(first, second)),
             _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(first, second))};
   }
-  // Vectors 2 j and 2 j + 1 have the nibbles of the even and the odd bytes from 8 j to 8 j + 7 of
-  // each half.
-  static __m256 look_up(const Table &table, const Codes &codes) {
+  // The numbers of an even vector and of the next one: each half has half of either.
+  static __m256i look_up_pair(const Table &table, const Codes &codes) {
     const __m256i nibbles = codes.nibbles();
-    const __m256i low = _mm256_shuffle_epi8(table.low, nibbles);
-    const __m256i high = _mm256_shuffle_epi8(table.high, nibbles);
-    const __m256i pairs =
-        (codes.vector & 2) != 0 ? _mm256_unpackhi_epi8(low, high) : _mm256_unpacklo_epi8(low, high);
-    return _mm256_castsi256_ps((codes.vector & 1) != 0
-                                   ? _mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000))
-                                   : _mm256_slli_epi32(pairs, 16));
+    return unpack_bytes((codes.vector & 2) != 0, _mm256_shuffle_epi8(table.low, nibbles),
+                        _mm256_shuffle_epi8(table.high, nibbles));
   }
-  // The numbers of a unit: those of vectors 2 j and 2 j + 1 alternate in entries[j].
+  static __m256 look_up(const Table &table, const Codes &codes) {
+    const __m256i zero = _mm256_setzero_si256(), pair = look_up_pair(table, codes);
+    return _mm256_castsi256_ps((codes.vector & 1) != 0 ? _mm256_unpackhi_epi16(zero, pair)
+                                                       : _mm256_unpacklo_epi16(zero, pair));
+  }
+  // All numbers of a unit.
   static void look_up_pairs(const Table &table, const uint8_t *packed, __m256i (&entries)[4]) {
     const __m256i codes = _mm256_loadu_si256((const __m256i *)packed);
     NF4_UNROLL
-    for (int j = 0; j < 4; j += 2) {
-      const __m256i nibbles = Codes{codes, 2 * j}.nibbles();
-      const __m256i low = _mm256_shuffle_epi8(table.low, nibbles);
-      const __m256i high = _mm256_shuffle_epi8(table.high, nibbles);
-      entries[j] = _mm256_unpacklo_epi8(low, high);
-      entries[j + 1] = _mm256_unpackhi_epi8(low, high);
-    }
+    for (int j = 0; j < 4; ++j) entries[j] = look_up_pair(table, {codes, 2 * j});
   }
-  struct Order {
-    static constexpr int kHighNibble = 4;
-    static void sort(__m256 (&x)[kVectors]) {
-      __m256 sorted[kVectors];
-      NF4_UNROLL
-      for (int j = 0; j < 4; j += 2) {
-        // Four rows of 4 elements in each half, which are transposed.
-        const __m256 a = halves<0>(x[j], x[j + 4]), b = halves<1>(x[j], x[j + 4]);
-        const __m256 c = halves<0>(x[j + 1], x[j + 5]), d = halves<1>(x[j + 1], x[j + 5]);
-        const __m256 ab_even = _mm256_shuffle_ps(a, b, 0x88),
-                     ab_odd = _mm256_shuffle_ps(a, b, 0xdd);
-        const __m256 cd_even = _mm256_shuffle_ps(c, d, 0x88),
-                     cd_odd = _mm256_shuffle_ps(c, d, 0xdd);
-        sorted[j] = _mm256_shuffle_ps(ab_even, cd_even, 0x88);
-        sorted[j + 1] = _mm256_shuffle_ps(ab_even, cd_even, 0xdd);
-        sorted[j + 4] = _mm256_shuffle_ps(ab_odd, cd_odd, 0x88);
-        sorted[j + 5] = _mm256_shuffle_ps(ab_odd, cd_odd, 0xdd);
-      }
-      NF4_UNROLL
-      for (int j = 0; j < kVectors; ++j) x[j] = sorted[j];
-    }
-  };
 };
 
 template <class T, bool kZeros>

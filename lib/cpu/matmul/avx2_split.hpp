@@ -24,23 +24,29 @@ inline __m256i exponent_bits(uint32_t exponent) {
   return _mm256_set1_epi32(static_cast<int>(exponent << 23));
 }
 
-// The scale of each lane, a power of two, and its inverse. Lanes of very small numbers have a
-// larger scale than they need, and so has a lane with infinity or NaN; either leaves a rest.
+// The scale of each lane of 32 bits, a power of two, and its inverse for prepared x: a lane has two
+// numbers of each even vector, or of each odd one. Lanes of very small numbers have a larger scale
+// than they need, and so has a lane with infinity or NaN; either leaves a rest.
 struct LaneScales {
-  __m256 scale, inverse;
+  __m256 scale, inverse[2];
 
   explicit LaneScales(const __m256 (&x)[8]) {
     constexpr int kLeast = 48, kBias = 127;
-    __m256i largest = exponent_bits(kLeast);
+    __m256i largest[2];
     NF4_UNROLL
     for (int j = 0; j < 8; ++j) {
-      const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x[j]), exponent_bits(0xff));
-      largest = _mm256_max_epi32(largest, magnitude);
+      const __m256i exponents = _mm256_and_si256(_mm256_castps_si256(x[j]), exponent_bits(0xff));
+      largest[j % 2] = _mm256_max_epi32(j < 2 ? exponent_bits(kLeast) : largest[j % 2], exponents);
     }
-    const __m256i shift = exponent_bits(kSplitBits - 1);
-    scale = _mm256_castsi256_ps(_mm256_sub_epi32(largest, shift));
-    inverse =
-        _mm256_castsi256_ps(_mm256_sub_epi32(exponent_bits(2 * kBias + kSplitBits - 1), largest));
+    const __m256 even = _mm256_castsi256_ps(largest[0]), odd = _mm256_castsi256_ps(largest[1]);
+    const __m256i of_lanes =
+        _mm256_max_epi32(_mm256_castps_si256(_mm256_shuffle_ps(even, odd, 0x88)),
+                         _mm256_castps_si256(_mm256_shuffle_ps(even, odd, 0xdd)));
+    scale = _mm256_castsi256_ps(_mm256_sub_epi32(of_lanes, exponent_bits(kSplitBits - 1)));
+    const __m256 inverses =
+        _mm256_castsi256_ps(_mm256_sub_epi32(exponent_bits(2 * kBias + kSplitBits - 1), of_lanes));
+    inverse[0] = _mm256_unpacklo_ps(inverses, inverses);
+    inverse[1] = _mm256_unpackhi_ps(inverses, inverses);
   }
 };
 
@@ -55,10 +61,10 @@ inline bool any_nonzero(__m256 x) {
   return _mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NEQ_UQ)) != 0;
 }
 
-// Stores the integers of two vectors, side by side.
+// Stores the integers of two vectors.
 inline void store_pair(int16_t *to, __m256 even, __m256 odd) {
-  const __m256i upper = _mm256_slli_epi32(_mm256_cvttps_epi32(odd), 16);
-  _mm256_store_si256((__m256i *)to, _mm256_blend_epi16(_mm256_cvttps_epi32(even), upper, 0xaa));
+  const __m256i both = _mm256_packs_epi32(_mm256_cvttps_epi32(even), _mm256_cvttps_epi32(odd));
+  _mm256_store_si256((__m256i *)to, both);
 }
 
 enum class Split { kWhole, kSplit, kInexact };
@@ -69,7 +75,7 @@ inline Split split_unit(const __m256 (&x)[8], float unit, SplitUnit &out) {
   __m256 high[8], low[8], any_rest = _mm256_setzero_ps(), any_left = _mm256_setzero_ps();
   NF4_UNROLL
   for (int j = 0; j < 8; ++j) {
-    const __m256 rest = split_off(_mm256_mul_ps(x[j], lanes.inverse), high[j]);
+    const __m256 rest = split_off(_mm256_mul_ps(x[j], lanes.inverse[j % 2]), high[j]);
     any_rest = _mm256_or_ps(any_rest, rest);
     any_left = _mm256_or_ps(any_left,
                             split_off(_mm256_mul_ps(rest, _mm256_set1_ps(1 / kLowUnit)), low[j]));

@@ -34,9 +34,9 @@ struct DotArgs {
 };
 constexpr int kMaxDotM = 4;
 
-// A unit of one row of x as integers. The numbers of a 32-bit lane of `high` and `low`, two in each
-// of their four vectors, have a scale: a number is high * scale, or (high + low / 2^15) * scale,
-// exactly. Its order is that of prepared x.
+// A unit of one row of x as integers, in the order of prepared x. The numbers of a lane of 32 bits
+// of `high` and `low`, two in each of their four vectors, have a scale: a number is high * scale,
+// or (high + low / 2^15) * scale, exactly.
 constexpr int kSplitUnit = 64;  // in elements
 struct alignas(32) SplitUnit {
   int16_t high[kSplitUnit];
