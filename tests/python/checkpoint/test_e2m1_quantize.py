@@ -129,7 +129,7 @@ def test_weights_of_zeros(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"format": "mxfp4", "layout": "modelopt"}, "expected compressed-tensors with"),
+        ({"format": "mxfp4", "layout": "modelopt"}, "expected compressed-tensors or gpt-oss with"),
         ({"format": "nvfp4", "layout": "gptq"}, "expected compressed-tensors or modelopt with"),
         ({"format": "nvfp4", "experts": True}, "experts is True"),
         ({"format": "mxfp4", "blocksize": 128}, 'expected format "nf4" or "fp4"'),

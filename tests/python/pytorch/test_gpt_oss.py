@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("in_process")
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 import e2m1_models as models  # noqa: E402
 import gpt_oss_models  # noqa: E402
 import nf4  # noqa: E402
 import nf4.torch  # noqa: E402
+from nf4.checkpoint import OptionError, QuantizeOptions, quantize_checkpoint  # noqa: E402
 from nf4.cli import main  # noqa: E402
 from nf4.torch import NF4Experts, _fast, _kernels  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -190,3 +192,63 @@ def test_to_dense_makes_transformers_own_model(tmp_path):
     found = model.state_dict()
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def _dense_folder(folder: Path) -> Path:
+    """The dequantized checkpoint, as a dense model that was trained further is saved."""
+    gpt_oss_models.write(folder.with_name("source"), torch.bfloat16)
+    model = nf4.torch.load(folder.with_name("source"))
+    nf4.torch.to_dense(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(gpt_oss_models.STACKS):
+                parameter.normal_(std=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_dense_model_becomes_a_checkpoint_of_gpt_oss(tmp_path):
+    folder = _dense_folder(tmp_path / "dense")
+    words = ["quantize", str(folder), str(tmp_path / "q"), "--format", "mxfp4"]
+    assert main([*words, "--layout", "gpt-oss"]) == 0
+    assert main(["verify", str(tmp_path / "q")]) == 0
+    stored, source = (load_file(tmp_path / n / "model.safetensors") for n in ("q", "source"))
+    assert {n: (t.dtype, t.shape) for n, t in stored.items()} == {
+        n: (t.dtype, t.shape) for n, t in source.items()
+    }
+    dense = transformers.GptOssForCausalLM.from_pretrained(folder)
+    model = nf4.torch.load(tmp_path / "q")
+    name = "model.layers.1.mlp.experts.down_proj"
+    wanted = dense.get_parameter(name).transpose(1, 2)
+    expected = nf4.quantize(wanted.contiguous().detach(), format="mxfp4", scale_rule="even")
+    assert torch.equal(stored[f"{name}_blocks"].view(-1), expected.packed)
+    assert torch.equal(stored[f"{name}_scales"].view(-1), expected.absmax)
+    names = nf4.torch.quantize_model(dense, format="mxfp4", layout="gpt-oss")
+    assert len(names) == 4 and all(each.endswith(gpt_oss_models.STACKS) for each in names)
+    with torch.no_grad():
+        assert torch.equal(dense(_tokens()).logits, model(_tokens()).logits)
+    dense.save_pretrained(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert saved.keys() == stored.keys()
+    assert all(_bytes(saved[name]) == _bytes(stored[name]) for name in stored)
+    configs = [(tmp_path / each / "config.json").read_text() for each in ("saved", "q")]
+    one, other = (json.loads(each)["quantization_config"] for each in configs)
+    assert one == other and one["quant_method"] == "mxfp4"
+
+
+def test_what_the_layout_of_gpt_oss_refuses(tmp_path):
+    folder, to = _dense_folder(tmp_path / "dense"), tmp_path / "q"
+    for options, said in (
+        ({"format": "nvfp4"}, "layout is 'gpt-oss'; expected compressed-tensors or modelopt"),
+        ({"format": "nf4"}, "layout is 'gpt-oss', but format \"nf4\" has none"),
+        ({"format": "mxfp4", "experts": True}, "experts is True; expected False"),
+        ({"format": "mxfp4", "skip": ("layers.0.mlp.experts",)}, "leave .*layers.0.*expected all"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            quantize_checkpoint(str(folder), str(to), QuantizeOptions(layout="gpt-oss", **options))
+    for model, said in (
+        (models.qwen3_moe(), "the model is Qwen3MoeForCausalLM; expected GptOssForCausalLM"),
+        (models.llama(), "the model has no experts"),
+    ):
+        with pytest.raises(nf4.InvalidArgument, match=said):
+            nf4.torch.quantize_model(model, format="mxfp4", layout="gpt-oss")

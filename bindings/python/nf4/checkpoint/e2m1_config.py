@@ -228,3 +228,14 @@ def modelopt_config(layout: Layout, dense: Sequence[str]) -> dict[str, Any]:
         "quant_algo": "W4A16_NVFP4",
         "quant_method": "modelopt",
     }
+
+
+def gpt_oss_config() -> dict[str, Any]:
+    """Returns the quantization_config of gpt-oss, whose experts are all in MXFP4."""
+    dense = (
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    )
+    return {"modules_to_not_convert": list(dense), "quant_method": "mxfp4"}

@@ -109,5 +109,6 @@ DEEPSEEK = _layout(
 WRITTEN: dict[str, dict[str, Layout]] = {
     "compressed-tensors": {MXFP4: CT_MXFP4, NVFP4: CT_NVFP4},
     "modelopt": {NVFP4: MODELOPT_NVFP4},
+    GPT_OSS.name: {MXFP4: GPT_OSS},
 }
 LAYOUTS = (GPT_OSS, CT_MXFP4, CT_NVFP4, MODELOPT_MXFP4, MODELOPT_NVFP4, DEEPSEEK)

@@ -12,8 +12,9 @@ import numpy as np
 from nf4._convert import dtype_name
 from nf4._quantize import quantize
 from nf4.checkpoint.dtypes import NUMPY
-from nf4.checkpoint.e2m1_config import compressed_config, modelopt_config
-from nf4.checkpoint.e2m1_layouts import MXFP4, RULE_OF_MXFP4, Layout
+from nf4.checkpoint.e2m1_config import compressed_config, gpt_oss_config, modelopt_config
+from nf4.checkpoint.e2m1_layouts import GPT_OSS, MXFP4, RULE_OF_MXFP4, Layout
+from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.rules import dense_linear
 from nf4.checkpoint.source import Checkpoint
@@ -81,8 +82,9 @@ def global_scale(largest: float, divides: bool) -> np.float32:
 
 @dataclasses.dataclass(frozen=True)
 class E2m1Plan:
-    """A weight to be written. name: the dense weight's. shape: (outputs, inputs). amax: for NVFP4,
-    the largest magnitude of the weights that share a global scale; None: that of this one."""
+    """A weight to be written. name: the dense weight's. shape: (outputs, inputs), or (experts,
+    outputs, inputs). amax: for NVFP4, the largest magnitude of the weights that share a global
+    scale; None: that of this one."""
 
     name: str
     layout: Layout
@@ -110,13 +112,13 @@ class E2m1Plan:
         else:
             largest = largest_of(array) if self.amax is None else self.amax()
             of_all = np.array([global_scale(largest, rule == "divisor")], np.float32)
-        rows, cols = self.shape
+        *rows, cols = self.shape
         return quantize(
             array,
             threads=threads,
             out=QuantizedTensor(
-                packed=np.empty((rows, cols // 2), np.uint8),
-                absmax=np.empty((rows, cols // self.blocksize), np.uint8),
+                packed=np.empty((*rows, cols // 2), np.uint8),
+                absmax=np.empty((*rows, cols // self.blocksize), np.uint8),
                 nested_absmax=of_all,
                 format=self.layout.format,
                 blocksize=self.blocksize,
@@ -137,9 +139,17 @@ class E2m1Plan:
 def e2m1_config(
     plans: Sequence[E2m1Plan], dense: Iterable[TensorInfo], architectures: Iterable[str]
 ) -> dict[str, Any]:
-    """Returns the quantization_config for weights of one layout, and the tensors that stay
-    dense."""
+    """Returns the quantization_config for weights of one layout, and the tensors that stay dense.
+    Raises OptionError for the layout of gpt-oss in another model."""
     layout = plans[0].layout
+    if layout is GPT_OSS:
+        names = list(architectures)
+        if names != ["GptOssForCausalLM"]:
+            raise OptionError(
+                f"layout is 'gpt-oss', but the model is {', '.join(names)}; expected "
+                f"GptOssForCausalLM"
+            )
+        return gpt_oss_config()
     kept = dense_linear(dense, [plan.module for plan in plans], architectures)
     build = compressed_config if layout.name == "compressed-tensors" else modelopt_config
     return build(layout, kept)

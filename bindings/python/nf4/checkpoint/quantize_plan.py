@@ -10,7 +10,7 @@ from typing import Any
 
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
 from nf4.checkpoint.dtypes import FILE_TO_NF4
-from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, MXFP4, NVFP4, WRITTEN
+from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, GPT_OSS, MXFP4, NVFP4, WRITTEN
 from nf4.checkpoint.e2m1_plan import E2m1Plan, e2m1_config
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.header import TensorInfo
@@ -60,7 +60,7 @@ class QuantizeOptions:
     Only for int4, and layout for mxfp4 and nvfp4 too:
 
     layout           "compressed-tensors", for int4 also "gptq", "gptq_v2" or "awq", for nvfp4
-                     "modelopt"
+                     "modelopt", for mxfp4 "gpt-oss", which has the experts of gpt-oss alone
     group_size       columns for each scale: a multiple of 8; -1: the whole row
     symmetric        all zero points are 8; else each group has one
     """
@@ -78,6 +78,11 @@ class QuantizeOptions:
     group_size: int = 128
     symmetric: bool = True
     experts: bool = False
+
+    @property
+    def takes_stacks(self) -> bool:
+        """Whether stacks of experts become 4-bit."""
+        return self.experts or self.layout == GPT_OSS.name
 
     def __post_init__(self) -> None:
         self._check_uses()
@@ -125,7 +130,9 @@ def dense_reasons(
 ) -> dict[str, str | None]:
     """Returns why each dense tensor stays dense; None if it becomes 4-bit. Raises OptionError for a
     pattern that names none of them."""
-    known = rules.model.stacks.values() if options.experts and rules.model is not None else ()
+    known: tuple[Stack, ...] = ()
+    if options.takes_stacks and rules.model is not None:
+        known = tuple(rules.model.stacks.values())
     stacks = [name for stack in known for name in (stack.name, stack.parameter)]
     unknown = rules.unmatched([*map(module_of, dense), *stacks])
     if unknown:
@@ -144,6 +151,8 @@ def dense_reasons(
 def _float_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> str | None:
     """Says why a matrix that may become 4-bit is not a whole number of blocks."""
     size = BLOCKSIZES[options.format][0]
+    if options.layout == GPT_OSS.name:
+        return "no expert"
     if is_transposed(info.name, rules.types):
         return "Conv1D"
     return f"columns not a multiple of {size}" if info.shape[1] % size else None
@@ -194,7 +203,7 @@ def stacks_of(
     """Returns the stacks of experts that become 4-bit, and warnings of those that cannot. Raises
     OptionError if the stacks are unknown or cannot be quantized. why: the second result of
     choose_rules."""
-    if not options.experts:
+    if not options.takes_stacks:
         return [], []
     if rules.model is None:
         raise OptionError(f"experts are quantized by a model of transformers, not by {why}")
@@ -220,9 +229,11 @@ def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Sta
     """Chooses stacks by the patterns of modules. Raises OptionError if there are none, if only one
     of two that are computed together is chosen, or if experts do not begin with a block."""
     if not stacks:
+        asked = "experts is True" if options.experts else f"layout is {options.layout!r}"
+        expected = "False" if options.experts else "another"
         raise OptionError(
-            "experts is True, but the model has no experts whose products transformers lets other "
-            "libraries compute; expected False"
+            f"{asked}, but the model has no experts whose products transformers lets other "
+            f"libraries compute; expected {expected}"
         )
 
     def named(patterns: Sequence[str], stack: Stack) -> bool:
@@ -241,6 +252,9 @@ def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Sta
                 f"skip and only leave {stack.name} dense beside a stack of {stack.module} that "
                 f"becomes 4-bit; expected both or neither"
             )
+    if options.layout == GPT_OSS.name:
+        _require_blocks_of_all(stacks, chosen)
+        return chosen
     for stack in chosen:
         experts, rows, cols = stack.shape
         if experts > 1 and rows * cols % options.blocksize:
@@ -251,12 +265,29 @@ def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Sta
     return chosen
 
 
-def plan_of_stack(stack: Stack, dtype: str, options: QuantizeOptions) -> Plan:
+def _require_blocks_of_all(stacks: Sequence[Stack], chosen: Sequence[Stack]) -> None:
+    """Requires all experts, in whole blocks, as gpt-oss has them."""
+    size = BLOCKSIZES[MXFP4][0]
+    for stack in stacks:
+        if stack not in chosen:
+            raise OptionError(
+                f"skip and only leave {stack.name} dense; expected all experts with layout "
+                f'"{GPT_OSS.name}"'
+            )
+        if stack.shape[-1] % size:
+            raise OptionError(
+                f"{stack.name} has {stack.shape[-1]} columns; expected a multiple of {size}"
+            )
+
+
+def plan_of_stack(stack: Stack, dtype: str, options: QuantizeOptions) -> Plan | E2m1Plan:
     """Plans the tensors of a stack. dtype: the dense tensors' dtype in a file. Raises OptionError
     if that is not a dtype of weights."""
     if dtype not in FILE_TO_NF4:
         expected = ", ".join(FILE_TO_NF4)
         raise OptionError(f"{stack.parameter}: dtype {dtype}; expected one of {expected}")
+    if options.layout == GPT_OSS.name:
+        return E2m1Plan(stack.name, GPT_OSS, stack.shape, BLOCKSIZES[MXFP4][0])
     state = State(
         format=options.format,
         blocksize=options.blocksize,

@@ -181,7 +181,7 @@ class QuantizeStack:
 
     checkpoint: Checkpoint
     stack: Stack
-    plan: Plan
+    plan: Plan | E2m1Plan
     allow_nonfinite: bool
     threads: int
 

@@ -103,7 +103,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--layout",
         choices=(*LAYOUTS, *(name for name in WRITTEN if name not in LAYOUTS)),
-        help="for int4, mxfp4 and nvfp4 (default: compressed-tensors); modelopt for nvfp4",
+        help="for int4, mxfp4 and nvfp4 (default: compressed-tensors); modelopt for nvfp4; "
+        "gpt-oss for mxfp4: the experts of gpt-oss alone",
     )
     parser.add_argument(
         "--group-size",

@@ -91,7 +91,7 @@ def choose(model: PreTrainedModel, options: QuantizeOptions) -> Choice:
     if problem is not None:
         warnings.warn(problem, stacklevel=4)  # the caller of quantize_model
     chosen = [name for name, reason in own.items() if reason is None]
-    stacks = chosen_stacks([*found.stacks.values()], options) if options.experts else []
+    stacks = chosen_stacks([*found.stacks.values()], options) if options.takes_stacks else []
     plans = [plan_of(dense[name], rules, options) for name in chosen]
     plans += [plan_of_stack(each, _dtype(state[each.parameter]), options) for each in stacks]
     quantized = {*chosen} | {n for n in dense if plan.target(n)[0] in {s.parameter for s in stacks}}

@@ -47,7 +47,7 @@ def quantize_model(
     only: Sequence[str] = (),
     blocksize: int = 64,
     nested: bool = True,
-    layout: Int4Layout | Literal["modelopt"] = "compressed-tensors",
+    layout: Int4Layout | Literal["modelopt", "gpt-oss"] = "compressed-tensors",
     group_size: int = 128,
     symmetric: bool = True,
     compute_dtype: DTypeLike | None = None,
@@ -67,8 +67,9 @@ def quantize_model(
                  stay dense
     blocksize, nested
                  for "nf4" and "fp4": weights that share a scale, and whether scales have 8 bits
-    layout       for "int4", as in quantize_int4. For "mxfp4" "compressed-tensors", and for "nvfp4"
-                 also "modelopt". A layer that the layout cannot hold stays dense
+    layout       for "int4", as in quantize_int4. For "mxfp4" "compressed-tensors" or "gpt-oss",
+                 which has the experts of gpt-oss alone; for "nvfp4" "compressed-tensors" or
+                 "modelopt". A layer that the layout cannot hold stays dense
     group_size, symmetric
                  for "int4", as in quantize_int4. A warning names a group size with which no layer
                  stays dense
@@ -132,9 +133,7 @@ def quantize_model(
     for name in left:
         _replace(model, name, quantized)
     for name in stacks:
-        nested_blocksize = 256 if nested else 0
-        of_stack = {"format": format, "blocksize": blocksize, "nested_blocksize": nested_blocksize}
-        quantize_stack(model, name, moved_to, **of_stack, allow_nonfinite=True)  # checked above
+        _replace_stack(model, name, options, moved_to)
     if plan.stacks:
         save_as_stacks(model)
     _siblings.join(model)
@@ -321,6 +320,20 @@ def _in_e2m1(weight: Tensor, layout: Layout, largest: float | None) -> Quantized
         out.nested_absmax.fill_(float(global_scale(largest, rule == "divisor")))
     threads = 0 if weight.is_cuda else torch.get_num_threads()
     return quantize(weight.contiguous(), out=out, threads=threads)
+
+
+def _replace_stack(
+    model: nn.Module, name: str, options: QuantizeOptions, device: torch.device | None
+) -> None:
+    """Replaces experts, which were checked."""
+    of_stack: dict[str, Any] = {"format": options.format, "allow_nonfinite": True}
+    if options.format == MXFP4:
+        quantize_stack(model, name, device, scale_rule=RULE_OF_MXFP4, **of_stack)
+        model.get_submodule(name).stored_layout = options.layout
+        return
+    nested = 256 if options.nested else 0
+    of_stack |= {"blocksize": options.blocksize, "nested_blocksize": nested}
+    quantize_stack(model, name, device, **of_stack)
 
 
 def _replace(model: nn.Module, name: str, quantized: Callable[[str, nn.Module], nn.Module]) -> None:
