@@ -136,10 +136,9 @@ inline __m256i multiply_integers(const __m256i (&entries)[4], const int16_t *x) 
 // each of them.
 template <int kN>
 __attribute__((always_inline)) inline void prefetch_rows(const uint8_t *packed, int64_t row_bytes,
-                                                         int64_t number) {
+                                                         int64_t ahead, int64_t number) {
   constexpr int kLines = kN > 1 ? kN / 2 : 1;
   constexpr int64_t kSoon = 512;  // these are in the L2 cache, and go to the L1 cache
-  const int64_t ahead = kN * row_bytes > kPrefetchBytes ? kN * row_bytes : kPrefetchBytes;
   packed += number % 2 * (kN / 2) * row_bytes;
   NF4_UNROLL
   for (int i = 0; i < kLines; ++i, packed += row_bytes) {
@@ -155,6 +154,7 @@ __attribute__((always_inline)) inline void add_units(const DotArgs &args, int n,
                                                      const SplitUnit *x, const int16_t *numbers,
                                                      int count, __m256 (&totals)[kN]) {
   const int64_t row_bytes = args.row_bytes, scale_stride = args.scale_stride;
+  const int64_t ahead = prefetch_distance(kN * row_bytes);
   const uint8_t *const first = args.packed + n * row_bytes;
   const float *const scales = args.scales + n * scale_stride;
   const float *const zeros = args.zeros + n * scale_stride;
@@ -165,7 +165,7 @@ __attribute__((always_inline)) inline void add_units(const DotArgs &args, int n,
     const int64_t number = *numbers;
     const uint8_t *packed = first + number * (T::kUnit / 2);
     int64_t at = kHalves ? 2 * number : number;
-    prefetch_rows<kN>(packed, row_bytes, number);
+    prefetch_rows<kN>(packed, row_bytes, ahead, number);
     NF4_UNROLL
     for (int i = 0; i < kN; ++i, packed += row_bytes, at += scale_stride) {
       __m256i entries[4];

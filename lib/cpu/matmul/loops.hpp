@@ -67,7 +67,16 @@ void x_sums(const void *x, int64_t elements, float *sums) {
 
 // ---- Dot -----------------------------------------------------------------------------
 
-constexpr int64_t kPrefetchBytes = 8192;
+namespace {
+
+// The bytes from some rows to those that are prefetched: whole rows, as x may be a part of a row.
+inline int64_t prefetch_distance(int64_t bytes_of_rows) {
+  constexpr int64_t kLeast = 8192;
+  while (bytes_of_rows < kLeast) bytes_of_rows *= 2;
+  return bytes_of_rows;
+}
+
+}  // namespace
 
 template <class T, int kN, int kM, bool kZeros>
 void dot_block(const DotArgs &args, int n) {
@@ -79,8 +88,7 @@ void dot_block(const DotArgs &args, int n) {
   const float *zeros = args.zeros + n * args.scale_stride;
   const float *x_sums = args.x_sums;
   const Item *x = static_cast<const Item *>(args.x);
-  const int64_t next_bytes = kN * args.row_bytes;
-  const int64_t ahead = next_bytes > kPrefetchBytes ? next_bytes : kPrefetchBytes;
+  const int64_t ahead = prefetch_distance(kN * args.row_bytes);
   typename T::Sum totals[kN][kM];
   NF4_UNROLL
   for (int i = 0; i < kN; ++i) {
