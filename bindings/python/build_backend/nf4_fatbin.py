@@ -209,14 +209,14 @@ def fatbinary(program: str, *arguments: str) -> None:
         return
     given = {argument.partition("=")[0]: argument.partition("=")[2] for argument in arguments}
     written = given.get("--embedded-fatbin")
+    zstd = any(re.match(r"--image3=kind=elf,sm=1\d\d", argument) for argument in arguments)
     sources = []
-    for mode in ("size", "none"):
+    for mode in ("size", "none") if zstd else ("none",):
         subprocess.run([program, f"--compress-mode={mode}", *arguments], check=True)
         sources += [Path(written).read_text()] if written else []
     if written:
-        zstd, source = sources
-        packed = pack(binary_of(source), binary_of(zstd))
-        Path(written).write_text(with_binary(source, packed))
+        packed = pack(binary_of(sources[-1]), binary_of(sources[0]))
+        Path(written).write_text(with_binary(sources[-1], packed))
 
 
 def main() -> int:

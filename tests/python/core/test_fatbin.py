@@ -206,7 +206,7 @@ def test_the_wrapper_of_fatbinary(tmp_path):
     ptx.write_text(HEAD)
     cubin.write_text(HEAD)
     arguments = ["-64", f"--image3=kind=ptx,sm=80,file={ptx}"]
-    arguments += [f"--image3=kind=elf,sm=80,file={cubin}", f"--embedded-fatbin={written}"]
+    arguments += [f"--image3=kind=elf,sm=100,file={cubin}", f"--embedded-fatbin={written}"]
     library = fat_binary(image(2, (8, 1), 100, data=bytes(4096)))
     zstd = fat_binary(image(2, (8, 1), 100, ZSTD, b"zstd"))
     done = run_fatbinary(tmp_path, *arguments, size=source_of(zstd), none=source_of(library))
@@ -216,6 +216,11 @@ def test_the_wrapper_of_fatbinary(tmp_path):
     assert written.read_text() == source_of(nf4_fatbin.pack(library, zstd)) == source_of(zstd)
     assert ptx.read_text() == HEAD.replace("version 9.0", "version 8.0")
     assert cubin.read_text() == HEAD
+    arguments.pop(2)  # without a GPU whose drivers unpack zstd
+    library, _ = packed(image(1, (8, 0), 80))
+    done = run_fatbinary(tmp_path, *arguments, none=source_of(fat_binary(image(1, (8, 0), 80))))
+    assert done.stdout.splitlines() == [modes[1], *arguments]
+    assert written.read_text() == source_of(library)
 
 
 def test_another_compression_that_is_asked_for(tmp_path):
