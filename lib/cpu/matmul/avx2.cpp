@@ -9,11 +9,11 @@
 
 #include <type_traits>
 
-#include "cpu/matmul/avx2_split.hpp"
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
 #include "cpu/matmul/outer_loops.hpp"
 #include "cpu/matmul/scattered_loops.hpp"
+#include "cpu/matmul/split_loops.hpp"
 #include "nf4/nf4.h"
 
 namespace nf4::cpu {

@@ -1,9 +1,10 @@
-// Dot for one row of x in bf16, in integers: vpmaddwd multiplies 16 codebook entries and 16 numbers
-// of x, where fp32 takes two fma, and a shift and a mask that make floats of the entries.
+// Dot for one row of x in bf16, in integers, with AVX2: vpmaddwd multiplies 16 entries of the
+// codebook and 16 numbers of x. In fp32 that takes two fma, and two shuffles that make floats of
+// the entries.
 //
-// A number of bf16 has 8 bits. Eight numbers share a scale, with which the largest takes 15 bits,
-// so a number is an integer unless it is less than 1/128 of the largest. `low` has what is missing
-// of such numbers, which one in four units of normal numbers needs. All products and the sums of 8
+// A number of bf16 has 8 bits. Eight numbers share a scale, with which the largest takes 15 bits.
+// A number is an integer unless it is less than 1/128 of the largest, and `low` has what is missing
+// of such numbers. One in four units of normal numbers has any. All products, and the sums of 8,
 // are exact.
 #pragma once
 
