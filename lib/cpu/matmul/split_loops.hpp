@@ -4,7 +4,7 @@
 //
 // A number of bf16 has 8 bits. Eight numbers share a scale, with which the largest takes 15 bits.
 // A number is an integer unless it is less than 1/128 of the largest, and `low` has what is missing
-// of such numbers. One in four units of normal numbers has any. All products, and the sums of 8,
+// of such numbers; of the units of normal numbers, 28 % have any. All products, and the sums of 8,
 // are exact.
 #pragma once
 
