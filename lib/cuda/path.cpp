@@ -97,8 +97,8 @@ bool whole_tiles_pay(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
          tiles >= kTilesOfDense * ceil_divide(tiles, gpu.multiprocessors);
 }
 
-// Up to so many rows of x products of MXFP4 and NVFP4, which nobody has timed, are presumed to be
-// faster on Hopper than a dense product.
+// Up to this many rows of x, products of MXFP4 and NVFP4 are presumed to be faster on Hopper than a
+// dense product. The limit is a guess: docs/design/path.md compares it with times.
 constexpr int64_t kE2m1Rows = 64;
 
 nf4_path path_of(const MatmulProblem &problem, int config, const MatmulTarget &target) {
