@@ -122,6 +122,41 @@ def test_a_head_that_is_tied_is_refused(tmp_path):
     assert made["tie_word_embeddings"] is False
 
 
+def test_tied_weights_that_are_both_in_fp8_are_refused(tmp_path):
+    """One would overwrite the other. Once they are dense, they are not tied."""
+    folder = models.write(models.llama(), NVFP4, tmp_path / "q")
+    _replace(folder, FORMS[0], [NAME])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    stored = load_file(folder / "model.safetensors")
+    for seed, module in enumerate(("lm_head", "model.embed_tokens")):
+        tensors = FORMS[0].tensors(module, (100, 64), seed)
+        stored |= {name: models.tensor(each) for name, each in tensors.items()}
+    models.save_file(stored, folder / "model.safetensors")
+    with pytest.raises(FormatError, match="ties it to"):
+        nf4.torch.load(folder)
+    dequantize_checkpoint(str(folder), str(tmp_path / "d"))
+    made = json.loads((tmp_path / "d" / "config.json").read_text())
+    assert made["tie_word_embeddings"] is False
+
+
+def test_a_model_that_was_made_dense_is_quantized_and_saved(tmp_path):
+    folder = models.write(models.llama(), NVFP4, tmp_path / "q")
+    _replace(folder, FORMS[0], [NAME])
+    stored = load_file(folder / "model.safetensors")
+    del stored["lm_head.weight"]
+    tensors = FORMS[0].tensors("lm_head", (100, 64))  # which stays dense
+    stored |= {name: models.tensor(each) for name, each in tensors.items()}
+    models.save_file(stored, folder / "model.safetensors")
+    model = nf4.torch.load(folder)
+    nf4.torch.to_dense(model)
+    nf4.torch.quantize_model(model, format="nvfp4")
+    model.save_pretrained(tmp_path / "again")
+    again = nf4.torch.load(tmp_path / "again")
+    with torch.no_grad():
+        assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
+
+
 def test_another_shape_is_named(tmp_path):
     folder = models.write(models.llama(), NVFP4, tmp_path / "q")
     _replace(folder, FORMS[0], [NAME])

@@ -149,11 +149,13 @@ def _is_head(module: str, parts: list[str]) -> bool:
 
 def untied(config: Mapping[str, Any], found: Survey) -> dict[str, Any]:
     """Returns config.json for a checkpoint with these weights. An output head in 4 bits or FP8
-    beside dense embeddings has a weight of its own, even if config.json says that they are tied."""
+    beside embeddings that are dense or in FP8 has a weight of its own, even if config.json says
+    that they are tied."""
     key = "tie_word_embeddings"
     modules = [module_of(name) for name in (*found.weights, *found.fp8)]
     has_head = any(_is_head(module, module.split(".")) for module in modules)
-    if not (has_head and any(_is_embedding(module_of(n).split(".")) for n in found.dense)):
+    others = (*found.dense, *found.fp8)
+    if not (has_head and any(_is_embedding(module_of(n).split(".")) for n in others)):
         return dict(config)
     parts = {
         name: {**part, key: False}

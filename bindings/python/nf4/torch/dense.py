@@ -62,12 +62,12 @@ def _dense_dtypes(model: nn.Module) -> Counter[torch.dtype]:
 
 def _forget_quantization(model: nn.Module) -> None:
     """Removes the marks that transformers puts on a model that it loads in 4 bits, as its own
-    dequantize() does."""
+    dequantize() does, and those of layers that were in FP8."""
     for each in model.modules():
         for mark in ("quantization_config", "_is_quantized"):
             getattr(getattr(each, "config", None), "__dict__", {}).pop(mark, None)
         notes = vars(each)
-        for mark in ("hf_quantizer", "quantization_method"):
+        for mark in ("hf_quantizer", "quantization_method", "was_in_fp8"):
             notes.pop(mark, None)
         for flag in ("is_quantized", "is_loaded_in_4bit"):
             if flag in notes:

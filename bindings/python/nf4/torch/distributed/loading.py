@@ -160,12 +160,16 @@ def _require_sources(
 
 
 def _require_untied(names: Names, found: Survey) -> None:
-    """Refuses a weight in FP8 that the model ties to a dense tensor, which it would overwrite."""
-    dense = {id(own): name for name in found.dense if (own := names.tensor(name)) is not None}
+    """Refuses a weight in FP8 that the model ties to another tensor, which it would overwrite.
+    Weights that transformers puts into one stack are not tied."""
+    filled = {id(own): name for name in found.dense if (own := names.tensor(name)) is not None}
     for name, weight in found.fp8.items():
-        if id(names.tensor(name)) in dense:
-            other = dense[id(names.tensor(name))]
-            raise FormatError(weight.path, f"the model ties it to {other}, which is dense", name)
+        own = names.tensor(name)
+        if own is None or name in names.begins:
+            continue
+        other = filled.setdefault(id(own), name)
+        if other != name:
+            raise FormatError(weight.path, f"the model ties it to {other}", name)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, object]]:
