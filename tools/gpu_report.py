@@ -5,9 +5,9 @@
 
 It prints what each report says and the row of the table in docs/gpus.md. --rows writes the costs of
 each GPU to a file in FOLDER, in the form that docs/design/tuning.md ("Built-in rows") describes.
-A file that is no report, of another version of libnf4 than this checkout's library, or with wrong
-bits or errors is refused. Exit status: 0, or 1 if a report is refused. It needs libnf4, but neither
-a GPU nor PyTorch.
+A file that is no report, of another version of libnf4 than this checkout's library, or with bits
+or errors that are wrong or missing is refused, and so are the rows of a second report of the same
+GPU. Exit status: 0, or 1 if a report is refused. It needs libnf4, but neither a GPU nor PyTorch.
 """
 
 from __future__ import annotations
@@ -61,6 +61,17 @@ def usable(path: Path) -> dict[str, Any]:
 def file_name(document: Mapping[str, Any]) -> str:
     gpu = document["gpu"]
     return re.sub(r"[^a-z0-9]+", "_", f"{gpu['name']} {gpu['kernels']}".lower()).strip("_") + ".inc"
+
+
+def write_rows(document: Mapping[str, Any], folder: Path, written: set[Path]) -> Path:
+    """Writes the built-in costs, and returns their file. Raises Refused if it is among those that
+    were written, and OSError."""
+    made = folder / file_name(document)
+    if made in written:
+        raise Refused(f"{made}: another of these reports is of the same GPU")
+    made.write_text(built_in(document))
+    written.add(made)
+    return made
 
 
 def built_in(document: Mapping[str, Any]) -> str:
@@ -134,15 +145,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT")
     parser.add_argument("--rows", type=Path, metavar="FOLDER", help="write built-in costs there")
     args = parser.parse_args(arguments)
-    status = 0
+    status, written = 0, set[Path]()
     for path in args.reports:
         try:
             document = usable(path)
             print("\n".join([*summary.lines(document), table_row(document)]))
             if args.rows:
-                made = args.rows / file_name(document)
-                made.write_text(built_in(document))
-                print(f"wrote {made}")
+                print(f"wrote {write_rows(document, args.rows, written)}")
         except (Refused, FormatError, OSError) as error:
             print(f"gpu_report: {error}", file=sys.stderr)
             status = 1

@@ -146,6 +146,35 @@ def test_a_wrong_kernel_is_doubtful(measured: dict[str, Any], monkeypatch: Any) 
     assert [line for line in summary.lines(wrong) if line.startswith("doubtful")]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_result_that_is_no_number_is_doubtful(value: float, monkeypatch: Any) -> None:
+    """JSON cannot hold its error."""
+    one = torch.ones(1, 1)
+    errors = figures._Errors.__new__(figures._Errors)
+    errors._y, errors._rows, errors._exact, errors.of = one * value, [0], one.double(), {}
+    errors.add("skinny")
+    assert errors.of == {"skinny": report.NO_NUMBER} and report.NO_NUMBER > 1
+
+
+def test_a_report_without_evidence_is_doubtful(measured: dict[str, Any], file: Path) -> None:
+    for name in ("bits", "checks", "figures"):
+        made = changed(measured, name, [])
+        assert report.doubts(made) == [f"it has no {name}"]
+        file.write_text(json.dumps(made))
+        assert gpu_report.main([str(file)]) == 1
+
+
+def test_no_rows_of_one_report_replace_those_of_another(
+    measured: dict[str, Any], file: Path, tmp_path: Path, capsys: Any
+) -> None:
+    second = tmp_path / "second.json"
+    second.write_text(json.dumps(changed(measured, "versions/torch", "2.12")))
+    assert gpu_report.main([str(file), str(second), "--rows", str(tmp_path)]) == 1
+    assert "another of these reports is of the same GPU" in capsys.readouterr().err
+    (made,) = tmp_path.glob("*.inc")
+    assert "torch 2.12" not in made.read_text()
+
+
 # ---- What is no report -----------------------------------------------------------------------
 
 
@@ -189,6 +218,7 @@ def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("figures/0/m", 1 << 40, "report.figures[0].m is not rows of x"),
         ("figures/0/product", ["codebook"], "report.figures[0].product is not one of"),
         ("times/0/us", [1.0], "times of other products than it names"),
+        ("figures/0/errors", {}, "errors of other strategies than those that it times"),
         ("bits/0/what", "`rm -rf`", "report.bits[0].what is not text"),
     ],
 )

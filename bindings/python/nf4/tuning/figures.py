@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nf4._dequantize import dequantize
+from nf4.tuning import report
 from nf4.tuning.peers import BITSANDBYTES, CUBLAS, Bitsandbytes, Dense
 from nf4.tuning.products import DTYPES, SCALE, Product, Weights
 from nf4.tuning.result import Figure
@@ -47,7 +48,7 @@ class _Errors:
 
     def add(self, strategy: str) -> None:
         error = (self._y[self._rows].double() - self._exact).norm() / self._exact.norm()
-        self.of[strategy] = float(error)
+        self.of[strategy] = float(error.nan_to_num(report.NO_NUMBER, report.NO_NUMBER))
 
 
 class Figures:

@@ -20,6 +20,8 @@ MAX_BYTES = 4_000_000
 # The most relative error of y by a kernel of libnf4, by the dtype of x: about twice that of a dense
 # product with the weight rounded to that dtype. A dense product is torch's, which may sum in fp16.
 MOST_ERROR = {"fp16": 1e-3, "bf16": 8e-3}
+# Stands for the error of a y with NaN or Inf, which JSON cannot hold.
+NO_NUMBER = 1e12
 # A report of a GPU that other programs use is refused, as nf4.tune stores nothing then.
 WIDEST_SPREAD = 1.25
 
@@ -154,6 +156,8 @@ def fault_of(document: Mapping[str, Any]) -> str:
         return "its costs are of another GPU or another version of libnf4 than it names"
     if any(len(row["shapes"]) != len(row["us"]) for row in document["times"]):
         return "it has times of other products than it names"
+    if any(each["errors"].keys() != each["us"].keys() for each in document["figures"]):
+        return "it has errors of other strategies than those that it times"
     return ""
 
 
@@ -179,9 +183,10 @@ def cost_rows(document: Mapping[str, Any]) -> list[str]:
 
 
 def doubts(document: Mapping[str, Any]) -> list[str]:
-    """Says why a report's figures are not to be relied on: wrong bits, wrong results, or a GPU that
-    other programs used."""
-    found = [
+    """Says why a report's figures are not to be relied on: wrong bits, wrong results, nothing that
+    was checked, or a GPU that other programs used."""
+    found = [f"it has no {name}" for name in ("bits", "checks", "figures") if not document[name]]
+    found += [
         f"{each['what']} in {each['dtype']}: {each['differing']} of {each['elements']} differ"
         for each in document["bits"]
         if each["differing"]
