@@ -8,7 +8,9 @@
 #include <nf4/products.hpp>
 #include <random>
 #include <string>
+#include <string_view>
 
+#include "cuda/costs/built_in.hpp"
 #include "cuda/costs/costs.hpp"
 #include "cuda/matmul/choose.hpp"
 #include "nf4/nf4.h"
@@ -23,8 +25,8 @@ using cuda::CostedProduct;
 namespace {
 
 const std::string kFirst = std::string("nf4-costs 1 ") + nf4_version_string() + "\n";
-const std::string kGpu = "gpu 80 sm80 108 166912 13000 NVIDIA A100-SXM4-80GB\n";
-constexpr cuda::CostedGpu kA100{80, 108, 166912, 13000, "sm80", "NVIDIA A100-SXM4-80GB"};
+const std::string kGpu = "gpu 80 sm80 108 166912 13000 GPU of a test\n";
+constexpr cuda::CostedGpu kA100{80, 108, 166912, 13000, "sm80", "GPU of a test"};
 
 std::string text_of(const std::string &rows) { return kFirst + kGpu + rows + "end\n"; }
 nf4_status set(const std::string &text) { return nf4_set_costs(text.data(), text.size()); }
@@ -155,6 +157,15 @@ TEST_CASE("the rows of costs give times", "[costs]") {
     ++which;
     CHECK(!times(1, other).knows(kSkinny));
   }
+}
+
+TEST_CASE("built-in costs are understood", "[costs]") {
+  static cuda::CostTable table;
+  const std::string_view built_in = cuda::built_in_text();
+  REQUIRE(cuda::parse_costs(built_in.data(), built_in.size(), table) == NF4_STATUS_OK);
+  CHECK(cuda::have_built_in_costs() == (table.gpu_count > 0));
+  CHECK(cuda::built_in_costs().row_count == table.row_count);
+  for (int i = 0; i < table.gpu_count; ++i) CHECK(table.gpus[i].driver_version == 0);
 }
 
 TEST_CASE("known times choose among the strategies that can run", "[costs]") {

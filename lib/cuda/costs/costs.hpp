@@ -1,5 +1,6 @@
-// Costs that the caller hands over (nf4_set_costs): how long a strategy takes for a product on a
-// GPU, in rows of a table. Plain C++, compiled without CUDA too. docs/design/tuning.md explains it.
+// How long a strategy takes for a product on a GPU, in rows of a table: costs that the caller hands
+// over (nf4_set_costs), and for GPUs without those the costs built in. Plain C++, compiled without
+// CUDA too. docs/design/tuning.md explains it.
 #pragma once
 
 #include <cstddef>

@@ -7,6 +7,7 @@
 #include <shared_mutex>
 
 #include "cuda/backend.hpp"
+#include "cuda/costs/built_in.hpp"
 #include "cuda/matmul/multistage/tile.hpp"
 
 namespace nf4::cuda {
@@ -78,18 +79,30 @@ nf4_status set_costs(const char *text, size_t bytes) {
   return NF4_STATUS_OK;
 }
 
-bool have_costs() { return present.load(std::memory_order_acquire); }
+bool have_costs() { return have_built_in_costs() || present.load(std::memory_order_acquire); }
 
-StrategyTimes find_times(const CostedGpu &gpu, const CostedSize &size) {
-  StrategyTimes times;
-  const std::shared_lock<std::shared_mutex> reading(table_mutex);
-  const CostTable &table = tables[current_table];
+bool find_times_in(const CostTable &table, const CostedGpu &gpu, const CostedSize &size,
+                   StrategyTimes &times) {
   for (int i = 0; i < table.gpu_count; ++i) {
     if (!is_same(table.gpus[i], gpu)) continue;
     for (int strategy = 0; strategy < kStrategyCount; ++strategy)
       times.us[strategy] =
           find_time(table, cost_group(i, size.product, size.dtype, strategy), strategy, size);
-    break;
+    return true;
+  }
+  return false;
+}
+
+StrategyTimes find_times(const CostedGpu &gpu, const CostedSize &size) {
+  StrategyTimes times;
+  {
+    const std::shared_lock<std::shared_mutex> reading(table_mutex);
+    if (find_times_in(tables[current_table], gpu, size, times)) return times;
+  }
+  if (have_built_in_costs()) {
+    CostedGpu any_driver = gpu;
+    any_driver.driver_version = 0;
+    find_times_in(built_in_costs(), any_driver, size, times);
   }
   return times;
 }

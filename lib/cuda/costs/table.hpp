@@ -30,6 +30,10 @@ constexpr int32_t cost_group(int gpu, CostedProduct product, nf4_dtype dtype, in
   return (of_gpu * 2 + (dtype == NF4_DTYPE_BF16)) * kStrategyCount + strategy;
 }
 
+// Fills in the times of a GPU that the table has costs of. Returns false for others.
+bool find_times_in(const CostTable &table, const CostedGpu &gpu, const CostedSize &size,
+                   StrategyTimes &times);
+
 // Fills the table in. It is unspecified if the text is refused.
 nf4_status parse_costs(const char *text, size_t bytes, CostTable &table);
 

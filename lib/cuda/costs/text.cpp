@@ -1,5 +1,7 @@
 // Parses a text of costs (nf4_set_costs). Whatever it does not understand to the last byte is
 // refused.
+#include "cuda/costs/text.hpp"
+
 #include <algorithm>
 #include <cstring>
 #include <string_view>
@@ -12,10 +14,7 @@ namespace {
 
 using std::string_view;
 
-#define NF4_TEXT_(x) #x
-#define NF4_TEXT(x) NF4_TEXT_(x)
-constexpr string_view kFirstLine = "nf4-costs 1 " NF4_TEXT(NF4_VERSION_MAJOR) "." NF4_TEXT(
-    NF4_VERSION_MINOR) "." NF4_TEXT(NF4_VERSION_PATCH);
+constexpr string_view kFirstLine = NF4_COSTS_FIRST_LINE;
 constexpr string_view kLastLine = "end";
 
 constexpr string_view kProducts[] = {
