@@ -7,7 +7,7 @@
 #include "cuda/matmul/configs.hpp"
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul/mma/tile.hpp"
-#include "cuda/matmul/multistage/tile.hpp"
+#include "cuda/matmul/multistage/limit.hpp"
 #include "cuda/matmul/target.hpp"
 #include "cuda/matmul_grouped/choose.hpp"
 #include "status.hpp"
@@ -64,28 +64,24 @@ nf4_path path_of(const GroupedProblemOf<W> &problem, int config, const MatmulTar
   return fused_if(is_wgmma(config) || rows <= most_expert_rows(target, config));
 }
 
-// The multistage kernels decode a weight anew for every 128 rows of x, and take longer than a dense
-// product from some number of rows on. On GPUs of compute capability 10.x and 11.x dense products
-// have faster tensor cores than mma.sync.
-int64_t multistage_rows(int64_t most, const MatmulTarget &target) {
-  constexpr int64_t kFast = 16;
-  const int major = target.device.compute_capability / 10;
-  return major == 10 || major == 11 ? kFast : most;
+template <class W>
+int64_t multistage_rows(const MatmulProblemOf<W> &problem, const MatmulTarget &target) {
+  const bool gradient = kind_of(problem.weight) == WeightKind::kTransposed;
+  const MultistageLimit limit{target.device.compute_capability, !target.gpu.tensor_cores, gradient,
+                              problem.lora.rank > 0};
+  return limit.rows(problem.weight.rows * problem.weight.cols);
 }
 
-// Small weights are quick to dequantize, and tiles of 64 rows of x decode a weight twice for 128.
 // Up to 8 rows the workspace has no room for the sums of tiles that CTAs would share.
 template <class W>
 bool multistage_pays(const MatmulProblemOf<W> &problem, const MatmulTarget &target) {
-  constexpr int64_t kLargeWeight = int64_t{1} << 25;  // elements
-  const bool wide = has_multistage_tile(kind_of(problem.weight), 128, target.gpu.tensor_cores);
-  const int64_t most = wide && problem.weight.elements >= kLargeWeight ? 128 : 64;
-  return problem.m > kMatmulConfigs[kSkinny8].tile_m && problem.m <= multistage_rows(most, target);
+  return problem.m > kMatmulConfigs[kSkinny8].tile_m &&
+         problem.m <= multistage_rows(problem, target);
 }
 
 // The workspace has room for few rows of dY, too.
 bool multistage_pays(const GradProblem &problem, const MatmulTarget &target) {
-  return problem.m <= multistage_rows(128, target);
+  return problem.m <= multistage_rows(problem, target);
 }
 
 // Up to 8 rows, where CTAs share no tiles, a CTA takes as long for 256 rows of a weight of integers

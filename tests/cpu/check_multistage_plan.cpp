@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/matmul/multistage/limit.hpp"
 #include "cuda/matmul/multistage/plan.hpp"
 #include "cuda/matmul/multistage/tile.hpp"
 #include "support/catch.hpp"
@@ -203,5 +204,32 @@ TEST_CASE("multistage CTAs with parts of two tiles have fewer K-tiles", "[matmul
     CHECK(parts <= 2);
     CHECK(k_tiles >= 26);
     CHECK(k_tiles <= (parts == 2 ? 26 : 28));
+  }
+}
+
+TEST_CASE("smaller weights go the dense way from fewer rows of x on", "[matmul]") {
+  struct Row {
+    cuda::MultistageLimit limit;
+    int64_t at_2_25, at_2_24, at_2_23, below;
+  };
+  for (const Row &row : {
+           Row{{80, false, false, false}, 128, 64, 32, 0},
+           Row{{89, false, false, true}, 128, 64, 0, 0},
+           Row{{86, false, true, false}, 128, 64, 0, 0},
+           Row{{80, false, true, true}, 64, 32, 0, 0},
+           Row{{120, false, false, false}, 128, 64, 32, 0},
+           Row{{100, false, false, false}, 16, 16, 16, 0},
+           Row{{110, false, true, false}, 16, 16, 0, 0},
+           Row{{75, true, false, false}, 64, 32, 0, 0},
+           Row{{75, true, false, true}, 0, 0, 0, 0},
+       }) {
+    INFO("compute capability " << row.limit.compute_capability << ", gradient "
+                               << row.limit.gradient << ", adapter " << row.limit.adapter);
+    CHECK(row.limit.rows(int64_t{1} << 25) == row.at_2_25);
+    CHECK(row.limit.rows((int64_t{1} << 25) - 1) == row.at_2_24);
+    CHECK(row.limit.rows(int64_t{1} << 24) == row.at_2_24);
+    CHECK(row.limit.rows(int64_t{1} << 23) == row.at_2_23);
+    CHECK(row.limit.rows((int64_t{1} << 23) - 1) == row.below);
+    CHECK(row.limit.rows(int64_t{1} << 60) <= 128);
   }
 }

@@ -178,8 +178,14 @@ const Row kRows[] = {
     {forward, kBf16, 9, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {forward, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {forward, kBf16, 17, {}, kDense, kFused, kFused, kFused, kDense, kFused},
-    {forward, kFp16, 64, {}, kFused, kFused, kFused, kFused, kDense, kFused},
+    {forward, kFp16, 32, {}, kFused, kFused, kFused, kFused, kDense, kFused},
+    {forward, kFp16, 64, {}, kDense, kFused, kFused, kFused, kDense, kFused},
     {forward, kFp16, 65, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {forward, kFp16, 64, sized(8192, 4096), kFused, kFused, kFused, kFused, kDense, kFused},
+    {forward, kFp16, 32, sized(2048, 4096), kDense, kFused, kFused, kFused, kDense, kFused},
+    {forward, kFp16, 33, sized(2048, 4096), kDense, kDense, kDense, kFused, kDense, kDense},
+    {forward, kFp16, 17, sized(2048, 2048), kDense, kDense, kDense, kFused, kDense, kDense},
+    {forward, kFp16, 16, sized(2048, 2048), kFused, kFused, kFused, kFused, kFused, kFused},
     {forward, kFp16, 128, sized(8192, 4096), kDense, kFused, kFused, kFused, kDense, kFused},
     {forward, kFp16, 129, sized(8192, 4096), kDense, kDense, kDense, kFused, kDense, kDense},
     {forward, kBf16, 17, with(&Shape::codebook), kDense, kFused, kFused, kFused, kDense, kFused},
@@ -192,7 +198,8 @@ const Row kRows[] = {
     {forward, kBf16, 0, {}, kFused, kFused, kFused, kFused, kFused, kFused},
     // Integers fit 99 KiB. Small groups are slow to dequantize.
     {gptq, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused, kFused},
-    {gptq, kFp16, 64, {}, kFused, kFused, kFused, kFused, kDense, kFused},
+    {gptq, kFp16, 32, {}, kFused, kFused, kFused, kFused, kDense, kFused},
+    {gptq, kFp16, 64, {}, kDense, kFused, kFused, kFused, kDense, kFused},
     {awq, kFp16, 16, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {gptq, kBf16, 4, {}, kDense, kFused, kFused, kFused, kFused, kDense},
     {gptq, kBf16, 16, {}, kDense, kFused, kFused, kFused, kFused, kFused},
@@ -221,9 +228,13 @@ const Row kRows[] = {
     {gradient, kBf16, 16, with(&Shape::odd_absmax, 4104), kDense, kDense, kDense, kFused, kDense,
      kDense},
     {gradient, kFp16, 17, {}, kDense, kFused, kFused, kFused, kDense, kFused},
-    {gradient, kFp16, 128, {}, kDense, kFused, kFused, kFused, kDense, kFused},
-    {gradient, kFp16, 129, {}, kDense, kDense, kDense, kFused, kDense, kDense},
-    {gradient, kBf16, 128, ranks(17), kDense, kFused, kFused, kFused, kDense, kFused},
+    {gradient, kFp16, 64, {}, kDense, kFused, kFused, kFused, kDense, kFused},
+    {gradient, kFp16, 65, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kFp16, 128, sized(8192, 4096), kDense, kFused, kFused, kFused, kDense, kFused},
+    {gradient, kFp16, 129, sized(8192, 4096), kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kFp16, 17, sized(2048, 2048), kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kBf16, 32, ranks(17), kDense, kFused, kFused, kFused, kDense, kFused},
+    {gradient, kBf16, 33, ranks(17), kDense, kDense, kDense, kFused, kDense, kDense},
     {gradient, kBf16, 64, sized(4104, 4096), kDense, kDense, kDense, kFused, kDense, kDense},
     {gradient, kBf16, 1024, {}, kDense, kDense, kDense, kFused, kDense, kDense},
     {gradient, kBf16, 1025, {}, kDense, kDense, kDense, kDense, kDense, kDense},
@@ -331,7 +342,7 @@ TEST_CASE("rows of x that libnf4's kernels take, on each GPU", "[standin]") {
     Rows codes, integers;
   };
   constexpr OfGpu kOfGpus[] = {
-      {kT4, "sm75", {1, 64}, {9, 64}},      {kA100, "sm80", {1, 64}, {1, 64}},
+      {kT4, "sm75", {1, 32}, {9, 32}},      {kA100, "sm80", {1, 64}, {1, 64}},
       {kL4, "sm80", {1, 64}, {1, 64}},      {kH200, "sm90", {1, 4096}, {1, 4096}},
       {kB200, "sm90", {1, 16}, {1, 16}},    {kB200, "sm80", {1, 16}, {1, 16}},
       {kRtx5090, "sm90", {1, 64}, {1, 64}}, {kRtx5090, "sm80", {1, 64}, {1, 64}},
@@ -343,7 +354,7 @@ TEST_CASE("rows of x that libnf4's kernels take, on each GPU", "[standin]") {
   const auto rows_of = [&](Ask ask) {
     int64_t fewest = 1;
     while (fewest < 4096 && !fused(ask, fewest)) ++fewest;
-    for (const int64_t most : {4096, 1024, 256, 64, 16, 8, 4, 2, 1})
+    for (const int64_t most : {4096, 1024, 256, 128, 64, 32, 16, 8, 4, 2, 1})
       if (fused(ask, most)) return Rows{fewest, most};
     return Rows{0, 0};
   };

@@ -13,7 +13,7 @@ from nf4._load import library
 from nf4.typing import DTypeName
 
 # `fused_rows` asks for these numbers of rows of x.
-_ROWS = (4096, 1024, 256, 64, 16, 8, 4, 2, 1)
+_ROWS = (4096, 1024, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
 def _answers_dense(name: str, *arguments: Any) -> bool:
