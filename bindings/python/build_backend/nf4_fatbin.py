@@ -27,6 +27,7 @@ from typing import NamedTuple
 MAGIC = struct.pack("<IHH", 0xBA55ED50, 1, 16)
 HEADER, IMAGE = struct.Struct("<8sQ"), struct.Struct("<H2sIQI4sHHI8sQ8sQ")
 PTX, CUBIN = 1, 2
+FORM = b"\1\1"
 LZ4, ZSTD = 0x2000, 0x8000
 # The first architecture whose drivers all unpack zstd: those from CUDA 12.8 on.
 _ZSTD_ARCH = 100
@@ -58,15 +59,18 @@ def images(data: bytes, at: int) -> Iterator[tuple[Image, int]]:
     _, size = HEADER.unpack_from(data, at)
     at += HEADER.size
     end = at + size
-    while at < end:
+    while at + IMAGE.size <= min(end, len(data)):
         image = Image(*IMAGE.unpack_from(data, at))
-        if image.kind not in (PTX, CUBIN) or image.header < IMAGE.size:
+        if image.kind not in (PTX, CUBIN) or image.form != FORM or image.header < IMAGE.size:
             problem = (
-                f"an image of kind {image.kind} at byte {at}, which is neither PTX nor a cubin"
+                f"an image of kind {image.kind} at byte {at} in form {image.form.hex()}, which is "
+                "neither PTX nor a cubin in a known form"
             )
             raise ValueError(problem)
         yield image, at
         at += image.header + image.size
+    if at != end or end > len(data):
+        raise ValueError(f"images up to byte {at} in a fat binary that ends at byte {end}")
 
 
 def _pack_image(image: Image, header: bytes, data: bytes) -> bytes:

@@ -170,9 +170,22 @@ def test_a_source_of_another_form(source):
         nf4_fatbin.binary_of(source)
 
 
-def test_an_image_of_another_kind():
-    made = fat_binary(image(3, (7, 1), 80))
-    with pytest.raises(ValueError, match="image of kind 3"):
+ONE = fat_binary(image(2, (7, 1), 80))
+
+
+@pytest.mark.parametrize(
+    "made, problem",
+    [
+        (fat_binary(image(3, (7, 1), 80)), "image of kind 3"),
+        (ONE.replace(b"\1\1", b"\2\1", 1), "image of kind 2 at byte 16 in form 0201"),
+        (ONE[:-8], "ends at byte 144"),
+        (ONE[:8] + bytes([len(ONE) - 24]) + ONE[9:], "up to byte 144 .* ends at byte 136"),
+        (ONE[:8] + bytes([8]) + ONE[9:], "up to byte 16 .* ends at byte 24"),
+    ],
+    ids=["kind", "form", "cut", "longer", "no header"],
+)
+def test_a_fat_binary_of_another_form(made, problem):
+    with pytest.raises(ValueError, match=problem):
         nf4_fatbin.pack(made, made)
 
 
