@@ -1,8 +1,9 @@
 """Runs vLLM engines on PROMPTS, one after another, and prints what each said as a line of JSON.
 
 python engine.py '{"model": "folder", ...}' ... takes LLM's arguments for each. "lora": the folder
-of an adapter. "reload": load the weights a second time before the prompts run. An engine that
-cannot start is the line {"error": ...}.
+of an adapter. "reload": load the weights a second time before the prompts run. "flat": scales
+become fp32, as on CPUs; otherwise they stay nested, as on GPUs. An engine that cannot start is the
+line {"error": ...}.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from typing import Any
 
 from models import NEW_TOKENS, PROMPTS
+from nf4.vllm import loading
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
@@ -26,7 +28,10 @@ DEFAULTS = {
 }
 
 
-def run(lora: str | None = None, reload: bool = False, **arguments: Any) -> dict[str, Any]:
+def run(
+    lora: str | None = None, reload: bool = False, flat: bool = False, **arguments: Any
+) -> dict[str, Any]:
+    loading.FLAT_ON = ("cpu",) if flat else ()
     llm = LLM(**{**DEFAULTS, **arguments})
     if reload:
         llm.collective_rpc("reload_weights")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gpt_oss_models
 import models
 import nf4.torch
 import pytest
@@ -54,6 +55,8 @@ def require_same(said: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 Engines = Callable[..., list[dict[str, Any]]]
+PARALLEL = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two ranks on any number of cores
 CASES = [
     ("llama", {}),
     ("llama", {"nested": False}),
@@ -76,13 +79,18 @@ def test_checkpoints(engines: Engines, made: Made) -> None:
         require_same(each, made.reference(checkpoint))
 
 
+def test_nested_scales_become_flat(engines: Engines, made: Made) -> None:
+    checkpoints = [made.checkpoint("llama"), made.checkpoint("qwen3_moe", experts=True)]
+    said = engines(*({"model": str(each), "flat": True} for each in checkpoints))
+    for checkpoint, each in zip(checkpoints, said, strict=True):
+        require_same(each, made.reference(checkpoint))
+
+
 def test_two_ranks(engines: Engines, made: Made) -> None:
     checkpoints = [made.checkpoint(*each) for each in (("llama",), ("phi3",))]
     checkpoints.append(made.checkpoint("qwen3_moe", experts=True))
-    parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     for checkpoint in checkpoints:
-        variables = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two ranks on any number of cores
-        (said,) = engines({"model": str(checkpoint)} | parallel, **variables)
+        (said,) = engines({"model": str(checkpoint)} | PARALLEL, **UNBOUND)
         require_same(said, made.reference(checkpoint))
 
 
@@ -95,6 +103,16 @@ def test_a_dense_checkpoint_is_quantized_while_it_loads(engines: Engines, made: 
     require_same(said[0], made.reference(made.checkpoint("llama")))
     other = made.checkpoint("llama", format="fp4", nested=False, skip=("*.o_proj",))
     require_same(said[1], made.reference(other))
+
+
+def test_dense_experts_of_one_matrix_each_are_quantized(engines: Engines, made: Made) -> None:
+    dense = made.dense("qwen3_moe")
+    names = load_file(dense / "model.safetensors").keys()
+    assert "model.layers.0.mlp.experts.7.down_proj.weight" in names
+    overrides = {"quantization_config_dict_json": '{"bnb_4bit_use_double_quant": false}'}
+    (said,) = engines({"model": str(dense), "quantization": "nf4", "hf_overrides": overrides})
+    stacks = made.checkpoint("qwen3_moe", experts=True, nested=False)  # the same bytes
+    require_same(said, made.reference(stacks))
 
 
 def test_rows_that_vllm_reorders(engines: Engines, made: Made, tmp_path: Path) -> None:
@@ -118,6 +136,24 @@ def test_rows_that_vllm_reorders(engines: Engines, made: Made, tmp_path: Path) -
     said, refused = engines(dense, {"model": str(four_bits)})
     require_same(said, models.greedy(rounded))
     assert "reorders rows of weights of models of type falcon" in refused["error"]
+
+
+def test_gpt_oss(engines: Engines, tmp_path: Path) -> None:
+    """In MXFP4. On two ranks one has 64 columns of the experts, the other 32."""
+    sizes = {"head_dim": 32, "vocab_size": 512}
+    state = gpt_oss_models.write(tmp_path / "mxfp4", **sizes)
+    dense = gpt_oss_models.dense_model(state, **sizes)
+    stored = load_file(tmp_path / "mxfp4" / "model.safetensors")
+    for tensor in (stored["lm_head.weight"], dense.lm_head.weight.data):
+        tensor *= 20  # so that logits differ clearly
+    save_file(stored, tmp_path / "mxfp4" / "model.safetensors", {"format": "pt"})
+    dense.save_pretrained(tmp_path / "dense")
+    expected = models.greedy(tmp_path / "dense")
+    one = {"model": str(tmp_path / "mxfp4"), "quantization": "nf4"}
+    for each in engines(one, one | {"reload": True}):
+        require_same(each, expected)
+    (said,) = engines(one | PARALLEL, **UNBOUND)
+    require_same(said, expected)
 
 
 def test_weights_are_loaded_again(engines: Engines, made: Made) -> None:
@@ -162,6 +198,17 @@ def test_what_is_refused(engines: Engines, made: Made, tmp_path: Path) -> None:
         kept = {k: v for k, v in tensors.items() if "layers.1.self_attn.k_proj" not in k}
         save_file(kept, folder / "model.safetensors", {"format": "pt"})
 
+    def without_a_shard(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        shards = {name: int("layers.1." in name) for name in tensors}
+        for i in range(2):
+            part = {name: tensors[name] for name, shard in shards.items() if shard == i}
+            save_file(part, folder / f"model-{i}.safetensors", {"format": "pt"})
+        index = {"weight_map": {name: f"model-{i}.safetensors" for name, i in shards.items()}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        (folder / "model.safetensors").unlink()
+        (folder / "model-1.safetensors").unlink()
+
     def eight_bits(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         config["quantization_config"] |= {"load_in_8bit": True, "load_in_4bit": False}
@@ -170,12 +217,14 @@ def test_what_is_refused(engines: Engines, made: Made, tmp_path: Path) -> None:
     said = engines(
         changed("absmax", without_absmax),
         changed("layer", without_a_layer),
+        changed("shard", without_a_shard),
         changed("eight", eight_bits),
     )
     expected = (
         "model.layers.1.mlp.gate_up_proj (1): the checkpoint lacks ['absmax']",
-        "model.layers.1.self_attn.qkv_proj: the checkpoint has 384 of",
-        "8 bits of bitsandbytes, which libnf4 does not read",
+        "model.layers.1.self_attn.qkv_proj: the checkpoint lacks row 256",
+        "model-1.safetensors",  # which vLLM says itself
+        "does not read 8 bits of bitsandbytes; vllm-bnb-plugin does",
     )
     for each, words in zip(said, expected, strict=True):
         assert words in each["error"]

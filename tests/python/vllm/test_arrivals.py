@@ -82,8 +82,12 @@ def test_a_missing_part_is_named(part):
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("absmax", torch.zeros(95, dtype=torch.uint8), "its absmax is not"),
-        ("", torch.zeros(10, 1, dtype=torch.uint8), "has 10 packed bytes"),
+        (
+            "absmax",
+            torch.zeros(95, dtype=torch.uint8),
+            "layer: absmax has 95 elements; expected 96",
+        ),
+        ("", torch.zeros(10, 1, dtype=torch.uint8), "layer: packed has 10 elements; expected 3072"),
         ("quant_state", torch.zeros(3, dtype=torch.uint8), "not valid JSON"),
         ("quant_state", torch.tensor(list(b'{"quant_type":"int8"}')).byte(), "neither nf4 nor"),
         ("quant_state", torch.tensor(list(b'{"quant_type":"nf4"}')).byte(), "blocksize None"),
@@ -93,6 +97,13 @@ def test_a_part_that_does_not_fit_is_named(part, value, message):
     _, parts = tensors()
     with pytest.raises(ValueError, match=message):
         arrive(parts | {part: value})
+
+
+def test_a_part_that_no_weight_has_is_named():
+    _, parts = tensors(nested=False)
+    extra = {"nested_absmax": torch.zeros(1)} | parts
+    with pytest.raises(ValueError, match="layer: it has nested_absmax, but its quant_state is not"):
+        arrive(extra)
 
 
 def test_a_part_that_arrives_twice_is_refused():
@@ -111,7 +122,7 @@ def test_a_format_that_is_not_served_is_named_at_its_quant_state(format, blocksi
     made = arrivals.Arrivals("layer")
     made.add("", torch.zeros(512, 1, dtype=torch.uint8))
     made.add("absmax", torch.zeros(16 * 64 // blocksize, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=f"layer is of '{format}', neither nf4 nor fp4"):
+    with pytest.raises(ValueError, match=f"layer: it is of '{format}', neither nf4 nor fp4"):
         made.add("quant_state", torch.tensor(list(data), dtype=torch.uint8))
     suffix = f".weight.quant_state.bitsandbytes__{format}"
     assert arrivals.RENAMED[suffix] == ".weight_quant_state"

@@ -1,6 +1,7 @@
-"""Which versions of vLLM the plugin serves, and how it is switched off."""
+"""Which versions of vLLM the plugin serves, and how it is switched off. vLLM is not needed."""
 
 import sys
+import types
 from importlib import import_module
 from pathlib import Path
 
@@ -24,6 +25,24 @@ def test_it_can_be_switched_off(value, monkeypatch):
     monkeypatch.setenv("NF4_VLLM", value)
     monkeypatch.setitem(sys.modules, "vllm", None)
     nf4.vllm.register()  # does not import vLLM
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"), [("0.33.1", "not 0.33.1"), ("0.32.0", "No module named 'vllm.")]
+)
+def test_a_vllm_that_is_not_served_is_named_once(version, problem, monkeypatch):
+    """The second lacks what the plugin imports."""
+    said = []
+    logger = types.SimpleNamespace(warning=lambda text, *values: said.append(text % values))
+    vllm = types.ModuleType("vllm")
+    vllm.__version__, vllm.__path__ = version, []
+    vllm_logger = types.ModuleType("vllm.logger")
+    vllm_logger.init_logger = lambda name: logger
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.logger", vllm_logger)
+    nf4.vllm.register()
+    (text,) = said
+    assert "libnf4 does not serve vLLM: " in text and problem in text and "NF4_VLLM=0" in text
 
 
 def test_the_entry_point_is_the_function():

@@ -97,3 +97,15 @@ def test_weights_that_differ_are_not_joined():
     for first, second in itertools.permutations(weights, 2):
         assert not cuts.can_join(first, second)
     assert not cuts.can_join(quantized(3, 32, nested=0), quantized(32, 32, nested=0))
+
+
+def test_dense_rows_are_joined_with_dense_rows_alone():
+    first, second, packed = torch.ones(2, 8), torch.zeros(3, 8), quantized(32, 128, nested=0)
+    assert cuts.can_join(first, second)
+    assert torch.equal(cuts.join([first, second]), torch.cat((first, second)))
+    assert not cuts.can_join(first, packed) and not cuts.can_join(packed, first)
+
+
+def test_ranges_that_follow_each_other_are_one():
+    assert cuts.merged([(0, 2), (2, 5), (6, 7), (7, 8)]) == [(0, 5), (6, 8)]
+    assert cuts.merged([]) == []

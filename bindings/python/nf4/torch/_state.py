@@ -122,6 +122,28 @@ def under(state_dict: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     }
 
 
+def assembled(
+    parts: Mapping[str, Tensor], state: State, codebook: Tensor | None = None
+) -> nf4.QuantizedTensor:
+    """Returns the weight of the parts of a quant_state, by their names in a checkpoint. Memory is
+    shared. codebook: as in nf4.QuantizedTensor."""
+    offset = torch.tensor(state.nested_offset, dtype=torch.float32, device=parts[""].device)
+    return nf4.QuantizedTensor(
+        packed=bytes_of(parts[""]),
+        absmax=parts["absmax"],
+        nested_absmax=parts["nested_absmax"] if "nested_absmax" in state.tables() else None,
+        nested_code=parts["nested_quant_map"] if state.nested else None,
+        nested_offset=offset if state.nested else None,
+        codebook=codebook,
+        format=state.format,
+        blocksize=state.blocksize,
+        nested_blocksize=state.nested_blocksize,
+        scale_rule=state.scale_rule,
+        shape=state.shape,
+        dtype=state.dtype,
+    )
+
+
 def load(parts: dict[str, Tensor]) -> Loaded:
     """Returns the weight of a layer from the entries that `under` finds for "weight". `weight` is
     None if there is no quant_state. Raises InvalidArgument for a weight that is incomplete or
@@ -131,25 +153,12 @@ def load(parts: dict[str, Tensor]) -> Loaded:
         return Loaded(set(), None)
     format = marks[0].removeprefix(_MARK)
     state = _parse(parts[marks[0]], format)
-    nested, needed = state.nested, list(state.tables())
+    needed = list(state.tables())
     missing = [key for key in needed if key not in parts]
     if missing:
         raise InvalidArgument(f"weight.{missing[0]} is missing beside weight.{marks[0]}")
     require_standard_table("weight.quant_map", parts.get("quant_map"), format)
-    offset = torch.tensor(state.nested_offset, dtype=torch.float32, device=parts[""].device)
-    weight = nf4.QuantizedTensor(
-        packed=bytes_of(parts[""]),
-        absmax=parts["absmax"],
-        nested_absmax=parts["nested_absmax"] if "nested_absmax" in needed else None,
-        nested_code=parts["nested_quant_map"] if nested else None,
-        nested_offset=offset if nested else None,
-        format=format,
-        blocksize=state.blocksize,
-        nested_blocksize=state.nested_blocksize,
-        scale_rule=state.scale_rule,
-        shape=state.shape,
-        dtype=state.dtype,
-    )
+    weight = assembled(parts, state)
     return Loaded({"", *marks, *needed}, weight)
 
 

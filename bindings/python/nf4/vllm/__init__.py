@@ -13,29 +13,20 @@ from __future__ import annotations
 import os
 
 SWITCH = "NF4_VLLM"
-# The versions that were tested: the first, and the first that is too new.
-VERSIONS = ((0, 32), (0, 33))
-
-
-def switched_off() -> bool:
-    """Whether the environment asks vLLM to do without libnf4."""
-    return os.environ.get(SWITCH, "").strip().lower() in ("0", "false", "off", "no")
+VERSIONS = ("0.32",)  # that were tested
 
 
 def version_problem(version: str) -> str | None:
     """Says why libnf4 does not serve this version of vLLM; None if it does."""
-    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
-    first, end = VERSIONS
-    if first <= numbers < end:
+    if ".".join(version.split("+")[0].split(".")[:2]) in VERSIONS:
         return None
-    tested, beyond = (".".join(map(str, each)) for each in VERSIONS)
-    return f"it was tested with vLLM {tested} up to but not including {beyond}, not {version}"
+    return f"it was tested with vLLM {', '.join(VERSIONS)}, not {version}"
 
 
 def register() -> None:
     """Registers the quantization method "nf4" with vLLM. Where libnf4 cannot serve this vLLM, a
     warning says why, and vLLM runs as without it. May be called again."""
-    if switched_off():
+    if os.environ.get(SWITCH, "").strip().lower() in ("0", "false", "off", "no"):
         return
     import vllm
     from vllm.logger import init_logger
@@ -44,9 +35,9 @@ def register() -> None:
     problem = version_problem(vllm.__version__)
     if problem is None:
         try:
-            from nf4.vllm.config import register_config
+            import nf4.vllm.config
+            import nf4.vllm.integers  # noqa: F401  # they register themselves
 
-            register_config()
             return
         except Exception as error:  # such as libnf4.so that is missing, or a part of vLLM
             problem = f"{type(error).__name__}: {error}"

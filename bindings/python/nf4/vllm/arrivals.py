@@ -3,7 +3,6 @@ one by one and in any order."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from typing import TypeAlias
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor
 
 import nf4
+from nf4._prepared import prepare
 from nf4.checkpoint.bnb import FORMATS as READ_FORMATS
 from nf4.checkpoint.bnb import STATE_MARK, State, parse_state
 from nf4.checkpoint.jsonio import parse_object
-from nf4.torch._weight import PARTS as TENSORS
+from nf4.torch._state import assembled
 
 FORMATS = ("nf4", "fp4")
 # The parts of bitsandbytes' weights in a checkpoint, and the names of vLLM's parameters for them.
@@ -34,25 +34,10 @@ RENAMED_STACKS = {
     re.compile(r"\.block_sparse_moe\.experts\.gate_up_proj"): ".block_sparse_moe.experts.w13",
     re.compile(r"\.block_sparse_moe\.experts\.down_proj"): ".block_sparse_moe.experts.w2",
 }
+# The dtypes that the parts of a layer are expected to have, as vLLM warns of others. None: the
+# model's, of a dense weight.
+Expected: TypeAlias = dict[str, torch.dtype | None]
 Quantizer: TypeAlias = Callable[[Tensor], nf4.QuantizedTensor]
-_DTYPES = {"U8": torch.uint8, "F32": torch.float32}
-
-
-@dataclasses.dataclass(frozen=True)
-class Expected:
-    """What a layer's tensors are expected to be. vLLM warns of tensors of other dtypes."""
-
-    is_dense: bool
-    absmax: torch.dtype
-
-    def dtypes(self, of_model: torch.dtype) -> dict[str, torch.dtype]:
-        """Returns the dtype of each part."""
-        return {
-            **dict.fromkeys(PARTS, torch.float32),
-            "": of_model if self.is_dense else torch.uint8,
-            "absmax": self.absmax,
-            "quant_state": torch.uint8,
-        }
 
 
 class Arrivals:
@@ -71,61 +56,34 @@ class Arrivals:
         self._parts[part] = tensor
         if part == "" and is_dense(tensor):
             return tensor
-        if part == "quant_state":  # other formats have other parts: this one says which it is
-            self._state = self._parsed(tensor)
-        return None if self._state is None or self.missing() else self._made(self._state)
+        try:
+            if part == "quant_state":  # other formats have other parts: this one says which it is
+                self._state = self._parsed(tensor)
+            return None if self._state is None or self.missing() else self._made(self._state)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
 
     def missing(self) -> list[str]:
         """Returns the names of parts that have not arrived."""
-        needed = {"", "absmax", "quant_map", "quant_state"}
-        if any(part.startswith("nested") for part in self._parts) or (
-            "absmax" in self._parts and self._parts["absmax"].dtype == torch.uint8
-        ):
-            needed |= {"nested_absmax", "nested_quant_map"}
-        return sorted(part or "weight" for part in needed - self._parts.keys())
+        return sorted(part or "weight" for part in self._needed() - self._parts.keys())
+
+    def _needed(self) -> set[str]:
+        return {"", "quant_state", *(self._state.tables() if self._state else ())}
 
     def _made(self, state: State) -> nf4.QuantizedTensor:
-        for part, (dtype, elements) in state.tables().items():
-            found = self._parts.get(part)
-            is_map = part == "quant_map"  # in torch's default dtype
-            if (
-                found is None
-                or found.numel() != elements
-                or not (is_map or found.dtype == _DTYPES[dtype])
-            ):
-                raise ValueError(f"{self.name}: its {part} is not what its quant_state says")
-        packed = self._parts[""].contiguous().view(torch.uint8).view(-1)
-        if packed.numel() != state.packed_bytes:
-            raise ValueError(
-                f"{self.name} has {packed.numel()} packed bytes; its shape takes "
-                f"{state.packed_bytes}"
-            )
-        nested = state.nested_blocksize != 0
-        offset = torch.tensor([state.nested_offset], dtype=torch.float32, device="cpu")
-        return nf4.QuantizedTensor(
-            packed=packed,
-            absmax=self._parts["absmax"].view(-1),
-            nested_absmax=self._parts["nested_absmax"].view(-1) if nested else None,
-            nested_code=self._parts["nested_quant_map"].view(-1) if nested else None,
-            nested_offset=offset if nested else None,
-            codebook=self._own_codebook(state.format),
-            shape=state.shape,
-            format=state.format,
-            blocksize=state.blocksize,
-            nested_blocksize=state.nested_blocksize,
-            dtype=state.dtype,
-        )
+        for part in self._parts.keys() - self._needed():
+            raise ValueError(f"it has {part}, but its quant_state is not nested")
+        weight = assembled(self._parts, state, self._own_codebook(state.format))
+        prepare(weight)  # checks the parts
+        return weight
 
     def _parsed(self, quant_state: Tensor) -> State:
-        data = bytes(quant_state.cpu().numpy().tobytes())
-        fields = parse_object(data, self.name, "its quant_state")
+        data = quant_state.cpu().numpy().tobytes()
+        fields = parse_object(data, "its quant_state", "it")
         format = fields.get("quant_type")
         if format not in FORMATS:
-            raise ValueError(f"{self.name} is of {format!r}, neither nf4 nor fp4")
-        try:
-            return parse_state(fields, format)
-        except ValueError as error:
-            raise ValueError(f"{self.name}: its quant_state: {error}") from None
+            raise ValueError(f"it is of {format!r}, neither nf4 nor fp4")
+        return parse_state(fields, format)
 
     def _own_codebook(self, format: str) -> Tensor | None:
         """Returns quant_map; None if it is the format's codebook in quant_map's dtype."""
@@ -137,13 +95,3 @@ class Arrivals:
 def is_dense(tensor: Tensor) -> bool:
     """Tells a dense matrix from packed bytes, which are a column of any dtype."""
     return tensor.is_floating_point() and tensor.dim() == 2 and tensor.shape[1] != 1
-
-
-def to_device(weight: nf4.QuantizedTensor, device: torch.device) -> nf4.QuantizedTensor:
-    """Returns the weight with its parts on a device, contiguous and in memory of their own."""
-    moved = {
-        name: torch.empty_like(part, device=device).copy_(part)
-        for name in TENSORS
-        if (part := getattr(weight, name)) is not None
-    }
-    return dataclasses.replace(weight, **moved)

@@ -4,58 +4,56 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from vllm.logger import init_logger
-from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.quantization import (
-    QUANTIZATION_METHODS,
-    register_quantization_config,
-)
-from vllm.model_executor.layers.quantization.base_config import (
-    QuantizationConfig,
-    QuantizeMethodBase,
-)
+from vllm.model_executor.layers import quantization
+from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import base_config
+from vllm.platforms import current_platform
 
 import nf4.torch
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE
 from nf4.checkpoint.skips import SkipMatcher
 from nf4.torch._checks import DTYPES
 from nf4.vllm.arrivals import FORMATS, RENAMED, RENAMED_STACKS, Expected, Quantizer
+from nf4.vllm.linear import LinearMethod
 
 logger = init_logger("vllm.nf4")
 NAME = "nf4"
 _OTHER = "bitsandbytes"  # the method of vllm-bnb-plugin
 # The methods in config.json whose weights have bitsandbytes' layout.
 _SERVED = (NAME, _OTHER)
+_GPT_OSS = ("mxfp4", "gpt_oss_mxfp4")  # as in config.json, and as vLLM changes it
 # Models whose loaders in vLLM reorder rows of q and k, by their type or architecture. Falcon's does
 # only where it has several kv heads.
 _REORDERED = {"bloom", "llama4", "llama4_text", "K2HorizonForCausalLM"}
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
-class NF4Config(QuantizationConfig):
+class NF4LinearMethod(LinearMethod, LinearMethodBase):
+    """vLLM's view of LinearMethod."""
+
+
+@quantization.register_quantization_config(NAME)
+class NF4Config(base_config.QuantizationConfig):
     """How linear layers and experts get their weights. Which of them are in 4 bits the tensors of
     the checkpoint tell.
 
-    format, blocksize, nested  what a dense weight is quantized to. None as format: it stays dense,
-                               and `nested` says what the checkpoint is expected to have
-    skip                       entries of llm_int8_skip_modules: layers that stay dense
+    fields  of bitsandbytes' configuration
+    format  what dense weights are quantized to; None: they stay dense, and the fields say what the
+            checkpoint is expected to have
     """
 
-    def __init__(
-        self,
-        format: str | None = NAME,
-        blocksize: int = 64,
-        nested: bool = True,
-        skip: tuple[str, ...] = (),
-    ):
+    def __init__(self, fields: Mapping[str, Any] = MappingProxyType({}), format: str | None = NAME):
         super().__init__()
-        self.format, self.blocksize, self.nested, self.skip = format, blocksize, nested, skip
-
-    def __repr__(self) -> str:
-        return f"NF4Config(format={self.format}, blocksize={self.blocksize}, nested={self.nested})"
+        self.format, self.blocksize = format, fields.get("bnb_4bit_blocksize", 64)
+        self.nested = bool(fields.get("bnb_4bit_use_double_quant", format is not None))
+        self.skip = tuple(fields.get("llm_int8_skip_modules") or ())
+        self._swiglu_limit: float | None = None  # of gpt-oss, whose experts are in MXFP4
 
     @classmethod
     def get_name(cls) -> Any:
@@ -76,11 +74,7 @@ class NF4Config(QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> NF4Config:
         """Makes it for a checkpoint in 4 bits."""
-        return cls(
-            format=None,
-            nested=bool(config.get("bnb_4bit_use_double_quant")),
-            skip=tuple(config.get("llm_int8_skip_modules") or ()),
-        )
+        return cls(config, format=None)
 
     @classmethod
     def from_config_dict_json(cls, text: str) -> NF4Config:
@@ -90,33 +84,28 @@ class NF4Config(QuantizationConfig):
         format = fields.get("bnb_4bit_quant_type", NAME)
         if format not in FORMATS:
             raise ValueError(f"bnb_4bit_quant_type is {format!r}, neither nf4 nor fp4")
-        return cls(
-            format=format,
-            blocksize=fields.get("bnb_4bit_blocksize", 64),
-            nested=fields.get("bnb_4bit_use_double_quant", True),
-            skip=tuple(fields.get("llm_int8_skip_modules") or ()),
-        )
+        return cls(fields, format)
 
     @classmethod
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> Any:
-        """Takes checkpoints in 4 bits, unless the user names another method."""
-        if user_quant not in (None, NAME) or hf_quant_cfg.get("quant_method") not in _SERVED:
+        """Takes checkpoints in 4 bits, unless the user names another method. gpt-oss stays with
+        vLLM's own kernels, unless the user names this method or vLLM has none for the CPU."""
+        method = hf_quant_cfg.get("quant_method")
+        if user_quant not in (None, NAME) or method not in (*_SERVED, *_GPT_OSS):
             return None
-        has_other = _OTHER in QUANTIZATION_METHODS
+        if method in _GPT_OSS:
+            is_lacking = current_platform.is_cpu() and not torch.cpu._is_amx_tile_supported()
+            is_ours = user_quant == NAME or is_lacking
+            return NAME if is_ours and getattr(hf_config, "model_type", "") == "gpt_oss" else None
+        has_other = _OTHER in quantization.QUANTIZATION_METHODS
         if hf_quant_cfg.get("load_in_8bit") or hf_quant_cfg.get("_load_in_8bit"):
             if has_other:
                 return None
-            raise ValueError(
-                "the checkpoint is in 8 bits of bitsandbytes, which libnf4 does not read; "
-                "vllm-bnb-plugin does"
-            )
+            raise ValueError("libnf4 does not read 8 bits of bitsandbytes; vllm-bnb-plugin does")
         if has_other:
-            logger.info_once(
-                "libnf4 serves this checkpoint; --quantization bitsandbytes makes vllm-bnb-plugin "
-                "serve it"
-            )
+            logger.info_once("libnf4 serves; --quantization bitsandbytes chooses vllm-bnb-plugin")
         return NAME
 
     def maybe_update_config(
@@ -124,11 +113,13 @@ class NF4Config(QuantizationConfig):
     ) -> None:
         """Raises ValueError for a checkpoint in 4 bits of a model whose loader in vLLM reorders
         rows: it would move packed bytes, but not their scales."""
+        settings = getattr(hf_config, "quantization_config", None) or {}
+        if settings.get("quant_method") in _GPT_OSS:
+            self._swiglu_limit = hf_config.swiglu_limit
         if self.format is None and hf_config is not None and _reorders_rows(hf_config):
             raise ValueError(
-                f"vLLM reorders rows of weights of models of type {hf_config.model_type} while it "
-                f"loads them, which weights in 4 bits do not allow; serve the dense checkpoint "
-                f"with --quantization {NAME}"
+                f"vLLM reorders rows of weights of models of type {hf_config.model_type}, which 4 "
+                f"bits do not allow; serve the dense checkpoint with --quantization {NAME}"
             )
 
     @staticmethod
@@ -137,19 +128,20 @@ class NF4Config(QuantizationConfig):
 
         return WeightsMapper(orig_to_new_regex=RENAMED_STACKS, orig_to_new_suffix=RENAMED)
 
-    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         from vllm.model_executor.layers.fused_moe import RoutedExperts
 
         from nf4.vllm.experts import NF4ExpertsMethod
-        from nf4.vllm.linear import NF4LinearMethod
 
         if isinstance(layer, LinearBase):
-            quantize = None if self._is_skipped(prefix) else self._quantizer()
-            return NF4LinearMethod(quantize, self._expected(prefix))
-        if isinstance(layer, RoutedExperts):
-            quantize = None if self._is_skipped(prefix) else self._quantizer()
-            return NF4ExpertsMethod(layer.moe_config, quantize, self._expected(prefix))
-        return None
+            return NF4LinearMethod(*self._weights(prefix), UnquantizedLinearMethod())
+        if not isinstance(layer, RoutedExperts):
+            return None
+        if self._swiglu_limit is not None:
+            from nf4.vllm.gpt_oss import MXFP4ExpertsMethod
+
+            return MXFP4ExpertsMethod(layer.moe_config, self._swiglu_limit)
+        return NF4ExpertsMethod(layer.moe_config, *self._weights(prefix))
 
     def _is_skipped(self, prefix: str) -> bool:
         """Tells if a layer is expected to be dense."""
@@ -166,21 +158,24 @@ class NF4Config(QuantizationConfig):
             )
         return len(skipped) == len(names)
 
-    def _quantizer(self) -> Quantizer | None:
-        """Returns what quantizes dense weights; None: they stay dense."""
-        if self.format is None:
-            return None
-        return functools.partial(
+    def _weights(self, prefix: str) -> tuple[Quantizer | None, Expected]:
+        """Returns what quantizes dense weights of a layer, or None, and the dtypes that its tensors
+        are expected to have."""
+        is_skipped = self._is_skipped(prefix)
+        expected: Expected = {
+            "": None if self.format or is_skipped else torch.uint8,
+            "absmax": torch.uint8 if self.nested else torch.float32,
+            "quant_state": torch.uint8,
+        }
+        if self.format is None or is_skipped:
+            return None, expected
+        quantize = functools.partial(
             nf4.torch.quantize,
             format=self.format,
             blocksize=self.blocksize,
             nested_blocksize=NESTED_BLOCKSIZE if self.nested else 0,
         )
-
-    def _expected(self, prefix: str) -> Expected:
-        """Returns the dtypes that the tensors of a layer are expected to have."""
-        is_dense = self.format is not None or self._is_skipped(prefix)
-        return Expected(is_dense, torch.uint8 if self.nested else torch.float32)
+        return quantize, expected
 
 
 def _reorders_rows(hf_config: Any) -> bool:
@@ -191,7 +186,3 @@ def _reorders_rows(hf_config: Any) -> bool:
     if hf_config.new_decoder_architecture:
         return hf_config.num_kv_heads > 1
     return not hf_config.multi_query and hf_config.num_attention_heads > 1
-
-
-def register_config() -> None:
-    register_quantization_config(NAME)(NF4Config)

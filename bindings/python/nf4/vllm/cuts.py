@@ -11,16 +11,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 import nf4
 from nf4.torch.distributed._cut_weight import cut as cut_at_blocks
+from nf4.torch.distributed._cuts_nf4 import flat_scales
 
 SMALLEST_BLOCK = 32  # of the kernels
 Ranges = Sequence[tuple[int, int]]
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the ranges, with those that follow each other as one."""
+    made: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        if made and made[-1][1] == begin:
+            begin, _ = made.pop()
+        made.append((begin, end))
+    return made
 
 
 def cut(weight: nf4.QuantizedTensor, dim: int, ranges: Ranges) -> nf4.QuantizedTensor:
@@ -39,55 +50,40 @@ def cut(weight: nf4.QuantizedTensor, dim: int, ranges: Ranges) -> nf4.QuantizedT
             f"{weight.shape[0]}x{weight.shape[1]} do not begin and end where {SMALLEST_BLOCK} "
             f"values do; choose another tensor parallel size"
         )
-    return cut_at_blocks(_finer(weight, blocksize), dim, ranges)
-
-
-def _finer(weight: nf4.QuantizedTensor, blocksize: int) -> nf4.QuantizedTensor:
-    """Returns the weight with smaller blocks, which repeat its scales."""
     times = weight.blocksize // blocksize
-    if times == 1:
-        return weight
-    blocks = -(-math.prod(weight.shape) // blocksize)
-    return dataclasses.replace(
-        weight,
-        absmax=weight.absmax.view(-1).repeat_interleave(times)[:blocks],
-        blocksize=blocksize,
-        nested_blocksize=weight.nested_blocksize * times,
-    )
+    if times > 1:  # smaller blocks, which repeat a scale
+        blocks = -(-math.prod(weight.shape) // blocksize)
+        weight = dataclasses.replace(
+            weight,
+            absmax=weight.absmax.view(-1).repeat_interleave(times)[:blocks],
+            blocksize=blocksize,
+            nested_blocksize=weight.nested_blocksize * times,
+        )
+    return cut_at_blocks(weight, dim, ranges)
 
 
 def flat(weight: nf4.QuantizedTensor) -> nf4.QuantizedTensor:
     """Returns the weight with fp32 scales."""
     if not weight.nested:
         return weight
-    codes = weight.absmax.view(-1).long()
-    of_group = weight.nested_absmax.view(-1).repeat_interleave(weight.nested_blocksize)
-    # nf4.h specifies this: the product is rounded, then the sum.
-    scales = weight.nested_code.view(-1)[codes] * of_group[: len(codes)] + weight.nested_offset
-    return dataclasses.replace(
-        weight,
-        absmax=scales,
-        nested_blocksize=0,
-        nested_absmax=None,
-        nested_code=None,
-        nested_offset=None,
-    )
+    codes = weight.absmax.view(-1)
+    scales = weight.nested_absmax.view(-1).repeat_interleave(weight.nested_blocksize)
+    parts = flat_scales(codes, scales[: len(codes)], weight.nested_code, weight.nested_offset)
+    return dataclasses.replace(weight, nested_blocksize=0, **parts)
 
 
-def can_join(first: nf4.QuantizedTensor, second: nf4.QuantizedTensor) -> bool:
-    """Tells if the rows of the second can follow those of the first in one weight. Weights that
-    were quantized apart have different offsets of nested scales."""
+def can_join(first: nf4.QuantizedTensor | Tensor, second: nf4.QuantizedTensor | Tensor) -> bool:
+    """Tells if the rows of the second can follow those of the first in one weight, in 4 bits or
+    dense. Weights that were quantized apart have different offsets of nested scales."""
+    if isinstance(first, Tensor) or isinstance(second, Tensor):
+        return isinstance(first, Tensor) and isinstance(second, Tensor)
     names = ("format", "blocksize", "nested_blocksize")
-    alike = all(getattr(first, name) == getattr(second, name) for name in names)
-    whole = math.prod(first.shape) % (first.blocksize * max(first.nested_blocksize, 1)) == 0
+    tables = ("codebook", "nested_code", "nested_offset")
     return (
-        alike
-        and whole
+        math.prod(first.shape) % (first.blocksize * max(first.nested_blocksize, 1)) == 0
         and first.shape[-1] == second.shape[-1]
-        and all(
-            _same(getattr(first, name), getattr(second, name))
-            for name in ("codebook", "nested_code", "nested_offset")
-        )
+        and all(getattr(first, name) == getattr(second, name) for name in names)
+        and all(_same(getattr(first, name), getattr(second, name)) for name in tables)
     )
 
 
@@ -97,9 +93,11 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
     return torch.equal(first, second)
 
 
-def join(weights: Sequence[nf4.QuantizedTensor]) -> nf4.QuantizedTensor:
+def join(weights: Sequence[nf4.QuantizedTensor | Tensor]) -> nf4.QuantizedTensor | Tensor:
     """Returns one matrix with the rows of all. Each of them can_join the next."""
     first = weights[0]
+    if isinstance(first, Tensor):
+        return torch.cat(weights)
 
     def parts(name: str) -> Tensor:
         return torch.cat([getattr(each, name).view(-1) for each in weights])

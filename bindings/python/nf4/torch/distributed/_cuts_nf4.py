@@ -108,10 +108,17 @@ class NF4Cut(Cut):
         scales = whole.reshape(-1)[group]
         if self.nested_blocksize:
             return {"nested_absmax": scales}
-        # nf4.h specifies this: the product is rounded, then the sum.
-        flat = code.reshape(-1)[absmax.long()].float() * scales.float() + offset.float()
-        none = dict.fromkeys(("nested_absmax", "nested_code", "nested_offset"))
-        return {"absmax": flat, **none}
+        return flat_scales(absmax, scales, code, offset)
+
+
+def flat_scales(
+    codes: Tensor, scales: Tensor, code: Tensor, offset: Tensor
+) -> dict[str, Tensor | None]:
+    """Returns the parts of float32 scales, by the names of nf4.QuantizedTensor. codes, scales: the
+    scale codes of all blocks, and the second-level scale of each."""
+    # nf4.h specifies this: the product is rounded, then the sum.
+    flat = code.reshape(-1)[codes.long()].float() * scales.float() + offset.float()
+    return {"absmax": flat, **dict.fromkeys(("nested_absmax", "nested_code", "nested_offset"))}
 
 
 def _nested_blocksize(whole: int, boundaries: Sequence[int], blocks_of_row: int) -> int:
