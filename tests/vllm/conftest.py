@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
@@ -22,10 +23,10 @@ _METADATA = "Metadata-Version: 2.1\nName: libnf4\nVersion: 0\n"
 
 
 def _entry_points() -> str:
-    """The entry points of pyproject.toml that vLLM reads, as an installation has them."""
-    marker = '[project.entry-points."vllm.general_plugins"]'
-    lines = (_ROOT / "pyproject.toml").read_text().split(marker)[1].split("\n\n")[0]
-    return "[vllm.general_plugins]\n" + lines.replace('"', "").strip() + "\n"
+    """The entry points of pyproject.toml that engines read, as an installation has them."""
+    groups = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    names = ("vllm.general_plugins", "sglang.srt.plugins")
+    return "".join(f"[{name}]\nnf4 = {groups[name]['nf4']}\n" for name in names)
 
 
 @pytest.fixture(scope="session")
@@ -46,12 +47,24 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="session")
-def engines(environment: dict[str, str]) -> Callable[..., list[dict[str, Any]]]:
-    """Runs an engine for each dict of LLM's arguments; returns what engine.py prints."""
+Engines = Callable[..., list[dict[str, Any]]]
 
+
+@pytest.fixture(scope="session")
+def engines(environment: dict[str, str]) -> Engines:
+    """Runs an engine for each dict of LLM's arguments; returns what engine.py prints."""
+    return _runner(environment, "engine.py")
+
+
+@pytest.fixture(scope="session")
+def sglang_engines(environment: dict[str, str]) -> Engines:
+    """Does the same for Engine's arguments and sglang_engine.py."""
+    return _runner(environment, "sglang_engine.py")
+
+
+def _runner(environment: dict[str, str], program: str) -> Engines:
     def run(*runs: dict[str, Any], **variables: str) -> list[dict[str, Any]]:
-        command = [sys.executable, str(_HERE / "engine.py"), *map(json.dumps, runs)]
+        command = [sys.executable, str(_HERE / program), *map(json.dumps, runs)]
         done = subprocess.run(
             command, env=environment | variables, capture_output=True, text=True, timeout=HANG
         )
