@@ -5,7 +5,7 @@ the CPU.
     python bench/bench.py --sweep | --challenge | --call | --matmul | --matmul-sweep
     python bench/bench.py --models | --int4 [--quick]
     python bench/bench.py --experts [--quick] | --families | --distributed
-    python bench/bench.py --experts | --training, --format mxfp4 | nvfp4
+    python bench/bench.py --matmul | --experts | --training, --format mxfp4 | nvfp4
     python bench/bench.py --report FILE
     python bench/bench.py --before DIR [--quick] [--json FILE]
 

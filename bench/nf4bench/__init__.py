@@ -5,7 +5,7 @@ cases      which weights are measured, and beside whom; matmul_cases, models_cas
 device     the GPU: graphs, events, synchronizing
 weights    rotating sets of random weights; product: one of matmul's
 library    the C library of rooflines and launch configurations, through ctypes; rooflines
-peers      bitsandbytes, Unsloth's sequence, plain torch, Triton; matmul_peers
+peers      bitsandbytes, Unsloth's sequence, plain torch, Triton; matmul_peers, matmul_format
 check      bits compared before anything is timed; errors: what ends the bench
 measure    candidates timed in turns
 rows       dequantize and quantize; matmul, models (models_llama, _forms, _steps), cpu

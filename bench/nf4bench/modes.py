@@ -21,6 +21,7 @@ from nf4bench import (
     int4_cases,
     matmul,
     matmul_cases,
+    matmul_format,
     matmul_peers,
     models,
     models_cases,
@@ -59,6 +60,9 @@ def _sizes(options: Options, module: Any) -> Any:
 
 
 def _matmul(made: Bench, options: Options, report: Report) -> dict:
+    if options.format:
+        found = matmul_format.load(made.gpu.place)
+        return matmul_format.run(made, found, options.format, report)
     found, groups = matmul_peers.load(made.gpu.place), _of(options, matmul_cases)
     return matmul.run(made, found, groups, _sizes(options, matmul_cases), report)
 

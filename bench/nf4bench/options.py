@@ -34,7 +34,10 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     "sweep": ("every launch configuration of dequantize", ("shapes", "quick", "replays")),
     "challenge": ("Unsloth's puzzle", ("peers", "iterations")),
     "call": ("what a Python call costs", ()),
-    "matmul": ("matmul beside its peers", ("shapes", "quick", "replays", "plots")),
+    "matmul": (
+        "matmul beside its peers",
+        ("shapes", "quick", "replays", "plots", "format"),
+    ),
     "matmul-sweep": ("every kernel of matmul", ("shapes", "quick", "replays")),
     "models": (
         "LLaMA-7B beside its peers; on the CPU a Linear4bit beside bitsandbytes'",
@@ -138,7 +141,7 @@ def parser() -> argparse.ArgumentParser:
     replays = f"of each graph; {REPLAYS} by default (GPU)"
     add("--replays", type=_at_least(MIN_REPLAYS), help=replays)
     add("--iterations", type=_at_least(1), help=f"of the challenge; {ITERATIONS} by default")
-    add("--format", choices=FORMATS, help="gpt-oss in this format, instead of NF4 (GPU)")
+    add("--format", choices=FORMATS, help="this format instead of NF4; experts are gpt-oss's (GPU)")
     add("--threads", type=_at_least(1), help="all processors by default (CPU)")
     add("--json", type=Path, metavar="FILE", help="write the figures to this file")
     add("--plots", type=Path, metavar="DIR", help="write the plots to this folder")
@@ -151,7 +154,7 @@ def _contradiction(options: Options) -> str | None:
     for name in OPTIONS:
         if getattr(options, name) not in (None, False) and name not in MODES[options.mode][1]:
             return f"--{name} means nothing {f'to --{options.mode}' if options.mode else 'here'}"
-    for name in ("quick", "plots") if options.format else ():
+    for name in ("shapes", "quick", "plots") if options.format else ():
         if getattr(options, name):
             return f"--{name} means nothing to --format"
     files = {name: getattr(options, name) for name in ("json", "report")}
