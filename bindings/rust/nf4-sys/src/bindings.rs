@@ -634,8 +634,10 @@ const _: () = {
      A GPU of compute capability 7.5 has none for integers, for x in other dtypes than fp16, or
      with a lora.
    - More rows are fused on GPUs of compute capability 8.x and 12.x that have a kernel for them:
-     up to 64 or 128 rows of x, depending on the size of the weight, and gradients of NF4 and FP4
-     up to 128. On 7.5 the limits for x apply too if x is in fp16, except for AWQ.
+     up to 32, 64 or 128 rows of x for a weight of at least 2^23, 2^24 or 2^25 elements. For
+     gradients of NF4 and FP4, and with a lora, the weight needs at least 2^24 elements; a
+     gradient with a lora has half the limit. On 7.5, up to 32 or 64 rows of x are fused for a
+     weight of at least 2^24 or 2^25 elements if x is in fp16, without a lora, except for AWQ.
    - Experts with few rows, and integers that have few columns or are slow to dequantize, are
      fused.
  A product that the launch refuses on a GPU, such as fp32 with more than 16 rows of x, is dense.
