@@ -779,10 +779,10 @@ NF4_API nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight,
  * that of cuBLAS, follows. The functions below say which way is expected to take less time on
  * a device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
  *
- * The answers for NVIDIA Hopper GPUs are measured, except those of MXFP4 and NVFP4: their products
- * are fused for up to 64 rows of x, and those of experts for any number; their gradients are dense,
- * but those of experts are fused for few rows; their products in fp32 are dense. The answers for a
- * GPU on which nobody has timed libnf4 (nf4_device.timed is 0) are conservative:
+ * The answers for NVIDIA Hopper GPUs are measured. On all GPUs the gradients of MXFP4 and NVFP4 are
+ * dense, but those of experts are fused for up to half a row of an expert, and their products in
+ * fp32 are dense. The answers for a GPU on which nobody has timed libnf4 (nf4_device.timed is 0)
+ * are conservative:
  *   - Up to 16 rows of x are fused if the GPU has a kernel for few rows of that kind of weight. A
  *     GPU with 99 KiB of shared memory for a thread block has none for NF4 and FP4 with x in fp32.
  *     A GPU of compute capability 7.5 has none for integers, for x in other dtypes than fp16, or

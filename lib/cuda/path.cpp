@@ -1,6 +1,8 @@
 // Decides which way a product is expected to take less time on a GPU (nf4_path): libnf4's kernel,
 // or dequantize and a dense product of the caller's. Only this file decides it. docs/design/path.md
 // has the figures.
+#include <type_traits>
+
 #include "cuda/backend.hpp"
 #include "cuda/costs/gpu.hpp"
 #include "cuda/dequant/int4_choose.hpp"
@@ -58,10 +60,21 @@ double most_expert_rows(const LaunchTarget &target, int config) {
   return major == 9 || major == 10 ? 32 : 128;
 }
 
+// The gradient of experts in MXFP4 and NVFP4, which has no kernel but mma_64x64.
+template <class W>
+bool is_slow_gradient(const GroupedProblemOf<W> &problem, int config) {
+  if constexpr (std::is_same_v<W, TransposedWeight>)
+    return is_mma(config) && problem.weight.has_scale_bytes();
+  return false;
+}
+
 template <class W>
 nf4_path path_of(const GroupedProblemOf<W> &problem, int config, const MatmulTarget &target) {
+  constexpr double kMostOfSlow = 0.5;
   const double rows = static_cast<double>(problem.m) / problem.experts;
-  return fused_if(is_wgmma(config) || rows <= most_expert_rows(target, config));
+  const double most =
+      is_slow_gradient(problem, config) ? kMostOfSlow : most_expert_rows(target, config);
+  return fused_if(is_wgmma(config) || rows <= most);
 }
 
 template <class W>
@@ -93,13 +106,7 @@ bool whole_tiles_pay(const Int4MatmulProblem &problem, const GpuFacts &gpu) {
          tiles >= kTilesOfDense * ceil_divide(tiles, gpu.multiprocessors);
 }
 
-// Up to this many rows of x, products of MXFP4 and NVFP4 are presumed to be faster on Hopper than a
-// dense product. The limit is a guess: docs/design/path.md compares it with times.
-constexpr int64_t kE2m1Rows = 64;
-
 nf4_path path_of(const MatmulProblem &problem, int config, const MatmulTarget &target) {
-  if (is_wgmma(config) && problem.weight.has_scale_bytes() && problem.m > kE2m1Rows)
-    return NF4_PATH_DENSE;
   return fused_if(is_multistage(config) ? multistage_pays(problem, target) : !is_mma(config));
 }
 

@@ -18,7 +18,8 @@ constexpr nf4_path kFused = NF4_PATH_FUSED, kDense = NF4_PATH_DENSE;
 struct Shape {
   int64_t rows = 4096, cols = 4096;
   int32_t blocksize = 64, group_size = 128;
-  bool codebook = false, g_idx = false, permutation = false, odd_absmax = false;
+  bool codebook = false, mxfp4 = false;
+  bool g_idx = false, permutation = false, odd_absmax = false;
   int32_t rank = 0;
 };
 
@@ -39,6 +40,11 @@ nf4_tensor codes(const Shape &shape) {
   weight.packed = some();
   weight.absmax = some<char>() + (shape.odd_absmax ? 1 : 0);
   if (shape.codebook) weight.codebook = some<const float>();
+  if (shape.mxfp4) {
+    weight.format = NF4_FORMAT_MXFP4;
+    weight.blocksize = 32;
+    weight.nested_blocksize = 0;
+  }
   return weight;
 }
 
@@ -107,13 +113,18 @@ nf4_grouped_args grouped_args(nf4_dtype dtype, int64_t m, int64_t columns, int64
   args.ends = some<const int32_t>();
   return args;
 }
-nf4_status experts(nf4_dtype dtype, int64_t m, const Shape &, nf4_path *path) {
-  const nf4_tensor weight = codes({128 * 1536, 2048});
+nf4_tensor stack(Shape shape) {
+  shape.rows = 128 * 1536;
+  shape.cols = 2048;
+  return codes(shape);
+}
+nf4_status experts(nf4_dtype dtype, int64_t m, const Shape &shape, nf4_path *path) {
+  const nf4_tensor weight = stack(shape);
   const nf4_grouped_args args = grouped_args(dtype, m, 2048, 1536);
   return nf4_matmul_grouped_path(&weight, &args, 0, path);
 }
-nf4_status experts_gradient(nf4_dtype dtype, int64_t m, const Shape &, nf4_path *path) {
-  const nf4_tensor weight = codes({128 * 1536, 2048});
+nf4_status experts_gradient(nf4_dtype dtype, int64_t m, const Shape &shape, nf4_path *path) {
+  const nf4_tensor weight = stack(shape);
   const nf4_grouped_args args = grouped_args(dtype, m, 1536, 2048);
   return nf4_matmul_grouped_grad_path(&weight, &args, 0, path);
 }
@@ -196,6 +207,10 @@ const Row kRows[] = {
     {forward, kBf16, 1, blocks_of(32), kDense, kDense, kDense, kDense, kDense, kDense},
     {forward, kBf16, 64, sized(1024, 200), kDense, kDense, kDense, kDense, kDense, kDense},
     {forward, kBf16, 0, {}, kFused, kFused, kFused, kFused, kFused, kFused},
+    // MXFP4 has the kernels of NF4, but for the gradient.
+    {forward, kBf16, 16, with(&Shape::mxfp4), kDense, kFused, kFused, kFused, kFused, kFused},
+    {forward, kBf16, 4096, with(&Shape::mxfp4), kDense, kDense, kDense, kFused, kDense, kDense},
+    {gradient, kBf16, 16, with(&Shape::mxfp4), kDense, kDense, kDense, kDense, kDense, kDense},
     // Integers fit 99 KiB. Small groups are slow to dequantize.
     {gptq, kFp16, 1, {}, kDense, kFused, kFused, kFused, kFused, kFused},
     {gptq, kFp16, 32, {}, kFused, kFused, kFused, kFused, kDense, kFused},
@@ -262,6 +277,12 @@ const Row kRows[] = {
     {experts, kFp32, 8, {}, kDense, kDense, kDense, kDense, kDense, kDense},
     {experts_gradient, kBf16, 512, {}, kFused, kFused, kFused, kFused, kFused, kFused},
     {experts_gradient, kBf16, 32768, {}, kDense, kDense, kDense, kFused, kDense, kDense},
+    // Half a row of an expert in MXFP4, and one more in all.
+    {experts, kBf16, 32768, with(&Shape::mxfp4), kDense, kDense, kDense, kFused, kDense, kDense},
+    {experts_gradient, kBf16, 64, with(&Shape::mxfp4), kFused, kFused, kFused, kFused, kFused,
+     kFused},
+    {experts_gradient, kBf16, 65, with(&Shape::mxfp4), kDense, kDense, kDense, kDense, kDense,
+     kDense},
     {int4_experts, kFp16, 512, {}, kFused, kFused, kFused, kFused, kFused, kFused},
     {int4_experts, kFp16, 8, with(&Shape::g_idx), kDense, kDense, kDense, kDense, kDense, kDense},
 };
