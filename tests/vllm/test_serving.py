@@ -150,8 +150,12 @@ def test_gpt_oss(engines: Engines, tmp_path: Path) -> None:
     dense.save_pretrained(tmp_path / "dense")
     expected = models.greedy(tmp_path / "dense")
     one = {"model": str(tmp_path / "mxfp4"), "quantization": "nf4"}
-    for each in engines(one, one | {"reload": True}):
+    options = {"format": "mxfp4", "layout": "gpt-oss"}
+    ours = models.quantized(tmp_path / "dense", tmp_path / "ours", **options)
+    *said, of_ours = engines(one, one | {"reload": True}, one | {"model": str(ours)})
+    for each in said:
         require_same(each, expected)
+    require_same(of_ours, models.reference(ours, tmp_path / "ours-dense"))
     (said,) = engines(one | PARALLEL, **UNBOUND)
     require_same(said, expected)
 
