@@ -135,11 +135,18 @@ def test_what_is_not_understood_is_refused_by_name(said, tmp_path):
     assert main(["verify", str(source)]) == 1
 
 
-def test_floats_of_8_bits_elsewhere_are_refused(tmp_path):
-    """A stack of experts has another name than a layer's weight."""
-    name = "model.layers.1.mlp.experts.gate_up_proj"
-    stack = {name: np.ones((2, 8, 64), ml_dtypes.float8_e4m3fn)}
-    assert "it is F8_E4M3, which no dense weight is" in _problem(_folder(tmp_path / "q", stack))
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.layers.1.mlp.experts.gate_up_proj", (2, 8, 64)),
+        (f"{OTHER}.bias", (160,)),
+        (f"{LAYER}.bias", (64,)),
+    ],
+)
+def test_floats_of_8_bits_elsewhere_are_refused(name, shape, tmp_path):
+    more = {name: np.ones(shape, ml_dtypes.float8_e4m3fn)}
+    problem = _problem(_folder(tmp_path / "q", more))
+    assert name in problem and "it is F8_E4M3, which no dense weight is" in problem
 
 
 def test_pre_quant_scales_are_refused(tmp_path):

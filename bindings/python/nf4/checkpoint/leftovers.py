@@ -45,14 +45,14 @@ def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
         parts = module.split(".")
         above = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
         owner = next((each for each in above if each in modules), None)
-        if is_harmless(info) or (last == "bias" and owner == module):
+        if is_harmless(info):
             continue
-        reason = None
-        if owner is not None:
+        reason, is_bias = None, last == "bias" and owner == module
+        if owner is not None and not is_bias:
             reason = f"it is beside the 4-bit {owner}, and is not read"
         elif PART.fullmatch(last):
             reason = f"{last} is a part of something quantized, and is not read"
-        elif len(info.shape) > 1 and _is_no_number(last, info):
+        elif _is_no_number(last, info):
             reason = _of_dtype(found, module, info)
         if reason is not None:
             yield FormatError(checkpoint.owner[name].path, reason, name)
@@ -60,8 +60,11 @@ def unread(checkpoint: Checkpoint, found: Survey) -> Iterator[FormatError]:
 
 def _is_no_number(last: str, info: TensorInfo) -> bool:
     """Tells if a tensor has a dtype that no dense weight has. Floats of 8 bits need a scale,
-    whatever the tensor's name."""
-    return info.dtype.startswith("F8_") or (last == "weight" and info.dtype not in _DENSE_DTYPES)
+    whatever the name of a matrix; so do biases."""
+    is_matrix = len(info.shape) > 1
+    if info.dtype.startswith("F8_"):
+        return is_matrix or last in ("weight", "bias")
+    return is_matrix and last == "weight" and info.dtype not in _DENSE_DTYPES
 
 
 def strangers(checkpoint: Checkpoint, found: Survey) -> list[FormatError]:
