@@ -67,7 +67,7 @@ def tune(
     device        the index of a GPU
     at_first_use  does nothing and returns None if costs of the GPU are stored and used already.
                   A program that calls this before its first product thus measures once on each
-                  machine
+                  machine, and again at each start for as long as nothing was stored
     advance       is called with a name at each of nf4.tuning.api.steps() steps
 
     Nothing is stored if times vary too much, as where another program uses the GPU; `reason` of the
