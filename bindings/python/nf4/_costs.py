@@ -8,7 +8,7 @@ import ctypes
 import hashlib
 import math
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -110,9 +110,10 @@ def store(text: str) -> Path:
 def replacing(path: Path) -> Iterator[TextIO]:
     """Yields a new file that takes the place of `path` once the caller has written all of it. Any
     exception leaves what was there. Raises OSError."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}-")
+    temporary = path.with_name(f".{path.name[:64]}-{secrets.token_hex(8)}")
+    new = open(temporary, "x", encoding="utf-8", newline="\n")  # with the usual permissions
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+        with new as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -352,6 +352,8 @@ def test_the_command_writes_a_report(
     path = tmp_path / "report.json"
     assert nf4_main(["bench", str(path), "--quiet"]) == 0
     assert report.read(path) == measured and list(tmp_path.iterdir()) == [path]
+    (usual := tmp_path / "usual").touch()
+    assert path.stat().st_mode == usual.stat().st_mode  # others may read it, too
     said = capsys.readouterr().out
     assert said.startswith("NVIDIA A100-SXM4-80GB: libnf4 ") and f"written to {path}" in said
     doubtful = changed(measured, "spread", 3.0)
