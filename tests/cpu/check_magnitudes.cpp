@@ -112,3 +112,46 @@ TEST_CASE("rows of x with numbers of any magnitudes are multiplied with integers
         check_numbers<Int4Codes>(test, rng, numbers);
       }
 }
+
+TEST_CASE("a sum is finite if it is with the codebook's own entries", "[matmul][accuracy]") {
+  struct Magnitudes {
+    float codebook, x, absmax;
+  };
+  constexpr int kRows = 4, kCols = 256;
+  for (const Magnitudes &of : {Magnitudes{0x1p-50f, 0x1p120f, 1000},
+                               {0x1p50f, 0x1p-120f, 0x1p-35f},
+                               {0x1p-20f, 0x1p-100f, 0x1p100f},
+                               {0x1p30f, 0x1p80f, 0x1p-60f}})
+    for (const cpu::Variant &variant : cpu::variants()) {
+      if (!variant.supported()) continue;
+      const ForcedVariant forced(variant);
+      float codebook[16];
+      for (int i = 0; i < 16; ++i)
+        codebook[i] = (static_cast<float>(i) - 7.5f) / 7.5f * of.codebook;
+      std::vector<uint8_t> packed(kRows * kCols / 2, 0xff);
+      std::vector<float> absmax(kRows * kCols / 64, of.absmax);
+      const std::vector<BFloat16> x(kCols, from_float<BFloat16>(of.x));
+      std::vector<BFloat16> y(kRows);
+      nf4_tensor weight{};
+      weight.struct_size = sizeof weight;
+      weight.format = NF4_FORMAT_NF4;
+      weight.blocksize = 64;
+      weight.rows = kRows;
+      weight.cols = kCols;
+      weight.packed = packed.data();
+      weight.absmax = absmax.data();
+      weight.codebook = codebook;
+      nf4_matmul_args args{};
+      args.struct_size = sizeof args;
+      args.dtype = NF4_DTYPE_BF16;
+      args.m = 1;
+      args.x = x.data();
+      args.x_stride = kCols;
+      args.y = y.data();
+      args.y_stride = kRows;
+      INFO(variant.name << ", codebook times " << of.codebook);
+      REQUIRE(nf4_matmul_cpu(&weight, &args, 1) == NF4_STATUS_OK);
+      const double exact = double{kCols} * of.codebook * of.x * of.absmax;
+      for (const BFloat16 each : y) CHECK(std::fabs(to_float(each) - exact) <= 0x1p-7 * exact);
+    }
+}

@@ -49,6 +49,16 @@ class RoundedCodebooks {
 };
 RoundedCodebooks rounded_codebooks;
 
+// Moves the power of two of the unit to the entries, so that products with x overflow only if those
+// with the codebook do. bf16 holds all entries of an ordinary codebook.
+RoundedCodebook near_one(RoundedCodebook codebook) {
+  const int power = std::ilogb(codebook.unit);
+  codebook.unit = std::ldexp(codebook.unit, -power);
+  for (uint16_t &entry : codebook.entries)
+    entry = from_float<BFloat16>(std::ldexp(bf16_to_float(entry), power)).bits;
+  return codebook;
+}
+
 }  // namespace
 
 RoundedCodebook codebook_in_bf16(const Weight &weight) {
@@ -56,15 +66,17 @@ RoundedCodebook codebook_in_bf16(const Weight &weight) {
   // bitsandbytes passes the codebooks of its formats along; the formats' own roundings are better.
   for (const Format &format : kFormats)
     if (same_entries(entries, format.codebook.data())) return format.bf16;
-  return rounded_codebooks(entries);
+  return near_one(rounded_codebooks(entries));
 }
 
 SplitCodebook split_codebook(const uint16_t *bf16_entries) {
   constexpr int kBits = 13;
+  // With these, the unit times a scale of x is a normal number (split_loops.hpp).
+  constexpr float kLeast = 0x1p-21f, kMost = 0x1p27f;
   float largest = 0;
   for (int i = 0; i < kCodebookSize; ++i)
     largest = std::max(largest, std::fabs(bf16_to_float(bf16_entries[i])));
-  if (largest == 0) return {};
+  if (largest < kLeast || largest >= kMost) return {};
   SplitCodebook split;
   split.unit = std::ldexp(1.0f, std::ilogb(largest) + 1 - kBits);
   for (int i = 0; i < kCodebookSize; ++i) {
