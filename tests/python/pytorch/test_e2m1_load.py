@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,20 @@ def test_a_layer_that_was_quantized_again_is_saved(case, tmp_path):
     model.save_pretrained(tmp_path / "again")
     again = nf4.torch.load(tmp_path / "again").model.layers[0].self_attn.q_proj
     assert torch.equal(again.dequantize("fp32"), layer.dequantize("fp32"))
+
+
+def test_fused_layers_whose_global_scales_differ_are_named(tmp_path):
+    model = models.llama()
+    nf4.torch.quantize_model(model, format="nvfp4")
+    layer = model.model.layers[0].self_attn.k_proj
+    for count in (0, 1):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model.save_pretrained(tmp_path / str(count))
+        named = [text for each in said if "global scales" in (text := str(each.message))]
+        assert len(named) == count
+        layer.requantize(2 * layer.dequantize("fp32"))
+    assert "layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj" in named[0]
 
 
 def test_to_dense(tmp_path):

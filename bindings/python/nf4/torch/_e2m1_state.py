@@ -3,12 +3,14 @@ save_pretrained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from nf4.checkpoint.e2m1_layouts import LAYOUTS, Layout
+from nf4.checkpoint.e2m1_plan import fused_with
 from nf4.errors import InvalidArgument
 from nf4.torch.modules.nf4_weight import NF4Weight
 
@@ -25,7 +27,7 @@ _PARTS = {"packed": "packed", "scales": "absmax", "global": "nested_absmax"}
 def as_stored(model: nn.Module) -> dict[str, Tensor] | None:
     """Returns the state_dict; None if the model has no such layers. Raises InvalidArgument for
     experts of which the checkpoint has a matrix each, and for layers that were in FP8, which the
-    settings name."""
+    settings name. Warns of layers that engines fuse and whose global scales differ."""
     layers = {
         name: layer
         for name, layer in model.named_modules(remove_duplicate=False)
@@ -39,6 +41,7 @@ def as_stored(model: nn.Module) -> dict[str, Tensor] | None:
                 f"{name} was in FP8 in its checkpoint, and is dense now; expected a model that "
                 f"nf4.torch.to_dense made dense"
             )
+    _warn_of_unequal_scales(layers)
     state = model.state_dict()
     for name, layer in layers.items():
         own = f"{name}.weight"
@@ -46,6 +49,24 @@ def as_stored(model: nn.Module) -> dict[str, Tensor] | None:
             del state[key]
         state.update(_stored(name, layer))
     return state
+
+
+def _warn_of_unequal_scales(layers: Mapping[str, NF4Weight]) -> None:
+    scales = {
+        f"{name}.weight": layer.quantized.nested_absmax
+        for name, layer in layers.items()
+        if layer.format == "nvfp4"
+    }
+    for name, scale in scales.items():
+        fused = fused_with(name, scales)
+        if name == fused[0] and not all(torch.equal(scale, scales[each]) for each in fused):
+            warnings.warn(
+                f"the global scales of {', '.join(fused)} differ, as after an adapter is merged "
+                f"into one of them. Engines that fuse these layers, such as vLLM, use one scale "
+                f"for all, and compute with other weights. Merge into a dense model, and quantize "
+                f"it by quantize_model, which shares the scales",
+                stacklevel=5,
+            )
 
 
 def _stored(name: str, layer: NF4Weight) -> Iterator[tuple[str, Tensor]]:
