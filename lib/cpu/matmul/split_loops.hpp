@@ -8,6 +8,8 @@
 // are exact.
 #pragma once
 
+#include <immintrin.h>
+
 #include "cpu/isa/avx2.hpp"
 #include "cpu/matmul/kernels.hpp"
 #include "cpu/matmul/loops.hpp"

@@ -97,7 +97,7 @@ def test_a_mode_at_the_first_call_slows_none_after_it():
 
 
 FAULTS = {
-    "x requires grad; expected it detached": lambda x, _: {"x": x.requires_grad_()},
+    "x requires grad; expected a detached tensor": lambda x, _: {"x": x.requires_grad_()},
     "x is of type torch._subclasses.fake_tensor.FakeTensor": lambda _x, _: {
         "x": fake_tensor(3, COLS)
     },

@@ -219,7 +219,7 @@ REFUSED = {
     "zeros is of type list; expected a torch tensor": lambda: nf4.torch.dequantize(
         changed(zeros=[1])
     ),
-    "scales requires grad, and 4-bit weights are frozen": lambda: nf4.torch.linear(
+    "scales requires grad, but 4-bit weights are frozen": lambda: nf4.torch.linear(
         torch.randn(3, IN), changed(scales=torch.ones(2, OUT).half().requires_grad_())
     ),
     "weight is of type torch.Tensor; expected a QuantizedTensor or an Int4Tensor": lambda: (

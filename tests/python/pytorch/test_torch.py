@@ -60,7 +60,7 @@ def test_what_is_refused():
     for message, value in {
         "array is not contiguous": tensor.t(),
         "array is of float64; expected": tensor.double(),
-        "array requires grad; expected it detached": torch.nn.Parameter(tensor),
+        "array requires grad; expected a detached tensor": torch.nn.Parameter(tensor),
         "array is on meta; expected the CPU or CUDA": tensor.to("meta"),
         "array is of layout torch.sparse_coo": tensor.to_sparse(),
         "array has its negative bit set": torch._neg_view(tensor),

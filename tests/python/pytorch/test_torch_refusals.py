@@ -106,7 +106,7 @@ def test_a_gradient_that_is_refused():
 def test_a_weight_that_requires_grad_is_refused(operator):
     weight = weight_of(nested_blocksize=0)
     arguments = _with(weight, absmax=weight.absmax.clone().requires_grad_())
-    with pytest.raises(nf4.InvalidArgument, match="absmax requires grad, and 4-bit weights are"):
+    with pytest.raises(nf4.InvalidArgument, match="absmax requires grad, but 4-bit weights are"):
         if operator == "linear":
             torch.ops.nf4.linear.default(X, None, *arguments)
         elif operator == "layer":
