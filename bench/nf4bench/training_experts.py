@@ -23,7 +23,7 @@ from nf4bench.training_cases import ALPHA, RANK, TURNS, WARM_UP, Group
 
 STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-# Of the adapters' gradients: a rounding to bf16 can turn a choice of experts.
+# The largest error of the adapters' gradients: rounding to bf16 can change the choice of experts.
 MOST_ERROR = 0.3
 
 

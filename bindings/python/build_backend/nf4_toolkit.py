@@ -26,7 +26,7 @@ from pathlib import Path
 
 _BESIDE_NVCC = ("bin2c", "crt", "cudafe++", "nvlink")
 _FATBIN = Path(__file__).with_name("nf4_fatbin.py")
-# With the Python of the build, which has lz4.
+# The Python of the build runs the module, because it has lz4.
 _WRAPPER = """\
 #!/bin/sh
 exec {python} {module} {name} {program} "$@"

@@ -71,7 +71,7 @@ RoundedCodebook codebook_in_bf16(const Weight &weight) {
 
 SplitCodebook split_codebook(const uint16_t *bf16_entries) {
   constexpr int kBits = 13;
-  // With these, the unit times a scale of x is a normal number (split_loops.hpp).
+  // Between these limits, the unit times a scale of x is a normal number (split_loops.hpp).
   constexpr float kLeast = 0x1p-21f, kMost = 0x1p27f;
   float largest = 0;
   for (int i = 0; i < kCodebookSize; ++i)

@@ -15,8 +15,8 @@ from nf4.checkpoint.scales import E4M3, E8M0
 from nf4.checkpoint.source import Checkpoint
 
 FP8 = "F8_E4M3"
-# What follows a module's name in its scales: ModelOpt and compressed-tensors, transformers,
-# DeepSeek-V4. All of them multiply.
+# The names of a module's scales end so, in this order: ModelOpt and compressed-tensors,
+# transformers, DeepSeek-V4. All of them multiply.
 FP8_SCALES = ("weight_scale", "weight_scale_inv", "scale")
 _E8M0 = ("U8", "F8_E8M0")
 # The sides of a square block, and the columns of a block of MXFP8.

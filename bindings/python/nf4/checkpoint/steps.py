@@ -114,12 +114,11 @@ class _FromTensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class FromWeight:
-    """A step that reads a 4-bit weight and writes the tensors of a plan in its place."""
+class _OfWeight:
+    """A step that reads a quantized weight."""
 
     checkpoint: Checkpoint
-    weight: Weight
-    plan: Plan | Int4Plan | E2m1Plan
+    weight: Weight | Fp8Weight
 
     @property
     def name(self) -> str:
@@ -128,6 +127,14 @@ class FromWeight:
     @property
     def bytes_in(self) -> int:
         return self.weight.nbytes
+
+
+@dataclasses.dataclass(frozen=True)
+class FromWeight(_OfWeight):
+    """A step that reads a 4-bit weight and writes the tensors of a plan in its place."""
+
+    weight: Weight
+    plan: Plan | Int4Plan | E2m1Plan
 
     def specs(self) -> Sequence[TensorSpec]:
         return self.plan.specs()
@@ -250,20 +257,11 @@ class Dequantize:
 
 
 @dataclasses.dataclass(frozen=True)
-class DequantizeFp8:
+class DequantizeFp8(_OfWeight):
     """Dequantizes a weight in FP8 to a dense matrix of `dtype` (libnf4's name)."""
 
-    checkpoint: Checkpoint
     weight: Fp8Weight
     dtype: str
-
-    @property
-    def name(self) -> str:
-        return self.weight.name
-
-    @property
-    def bytes_in(self) -> int:
-        return self.weight.nbytes
 
     def specs(self) -> Sequence[TensorSpec]:
         return [TensorSpec(self.name, NF4_TO_FILE[self.dtype], self.weight.shape)]
