@@ -25,18 +25,19 @@ from nf4bench.families_cases import FAMILIES, Family  # noqa: E402
 
 # Steps of compute-sanitizer: the tool, and the tests that it runs. Racecheck takes seconds for a
 # random product in all of its kernels; what is left meets each kernel, if not with each dtype. It
-# is the longest, and all of its time is a GPU's: it is cut by kernels.
+# is the longest, and all of its time is a GPU's: it is cut by kernels, and its shortest steps are
+# first.
 _USUAL = "[cuda]~[large]~[long]"
 _STREAM_K_ADAPTERS = '"stream-K kernels add an adapter once"'
 _PRODUCTS = "[matmul]~[lora]~[matmul_grad]~[matmul_grouped]"
 RACECHECK_STEPS = {
-    "racecheck of adapters": f"[lora]~{_STREAM_K_ADAPTERS}",
-    "racecheck of products": f"{_PRODUCTS}~[int4]",
+    "racecheck of adapters by stream-K": _STREAM_K_ADAPTERS,
+    "racecheck": "~[matmul]~[lora]~[matmul_grad]~[matmul_grouped]",
     "racecheck of integers' products": f"{_PRODUCTS}[int4]",
     "racecheck of gradients": "[matmul_grad]",
-    "racecheck of adapters by stream-K": _STREAM_K_ADAPTERS,
     "racecheck of experts": "[matmul_grouped]",
-    "racecheck": "~[matmul]~[lora]~[matmul_grad]~[matmul_grouped]",
+    "racecheck of products": f"{_PRODUCTS}~[int4]",
+    "racecheck of adapters": f"[lora]~{_STREAM_K_ADAPTERS}",
 }
 SANITIZER_STEPS = {
     **{name: ("racecheck", f"{_USUAL}~[random]{tags}") for name, tags in RACECHECK_STEPS.items()},
@@ -53,6 +54,8 @@ FILES_AT_ONCE = 2
 # The driver compiles PTX on one core for half a minute in each program: the files of that step run
 # side by side.
 PTX_FILES_AT_ONCE = os.cpu_count() or FILES_AT_ONCE
+# The name of the step of Python's tests, and how those of the families' end.
+PYTHON = "Python"
 RUST = ROOT / ".cache" / "rust"
 # The steps of a family try the choices that the library makes there, on fewer shapes than the step
 # of PTX tries their kernels on, and those of Python's tests whose values no choice changes.
@@ -227,7 +230,7 @@ def tests(build: Path, ptx_build: Path, folder: Path) -> dict[str, Step]:
         "matmul": of("[cuda][matmul]"),
         "a sticky error": of("[.sticky]"),
         "a cold capture": of("[.cold]"),
-        "Python": lambda _: pytest(folder, python_tests()),
+        PYTHON: lambda _: pytest(folder, python_tests()),
     }
 
 
@@ -262,7 +265,7 @@ def family_steps(family: Family, root: Path, folder: Path) -> dict[str, Step]:
         on = {"CUDA_VISIBLE_DEVICES": gpu, "NF4_LIBRARY": str(family.library(root))}
         return pytest(folder, FAMILY_TESTS, **on)
 
-    return {f"{family}: kernels": kernels, f"{family}: Python": python}
+    return {f"{family}: kernels": kernels, f"{family}: {PYTHON}": python}
 
 
 def sections(

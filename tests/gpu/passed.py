@@ -1,6 +1,6 @@
 """The steps that have passed, in a file from which a later run takes them: one run may have a GPU
-for less time than all steps take. A step counts as long as the programs and scripts that it runs,
-the GPUs and their driver are the same."""
+for less time than all steps take. A step counts as long as what it depends on is the same
+(run.py)."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from pathlib import Path
 
 
 class Passed:
-    """`of` says what the steps are of; what the file has of anything else, or a file that is not
-    whole, counts for nothing. Without a file nothing is kept."""
+    """A file that is not whole counts for nothing. Without a file nothing is kept."""
 
-    def __init__(self, file: Path | None, of: dict) -> None:
-        self._file, self._of, self._lock = file, of, threading.Lock()
+    def __init__(self, file: Path | None) -> None:
+        self._file, self._lock = file, threading.Lock()
         found = None
         if file is not None and file.exists():
             try:
                 found = json.loads(file.read_text())
             except ValueError as error:
                 print(f"{file} is left aside: {error}")
-        known = isinstance(found, dict) and found.get("of") == of
-        self._steps: dict[str, dict] = found["steps"] if known else {}
+        self._steps: dict[str, dict] = found if isinstance(found, dict) else {}
 
-    def once(self, name: str, work: Callable[..., dict]) -> Callable[..., dict]:
-        """`work`, but for a step that has passed, whose result is returned at once."""
+    def once(self, name: str, of: dict, work: Callable[..., dict]) -> Callable[..., dict]:
+        """`work`, but for a step that has passed with the same `of`, whose result is returned at
+        once."""
 
         def run(*arguments: object) -> dict:
-            if name in self._steps:
-                return self._steps[name] | {"resumed": True}
+            kept = self._steps.get(name, {})
+            if kept.get("of") == of:
+                return kept["result"] | {"resumed": True}
             began = time.monotonic()
             result = work(*arguments)
             if "missing" not in result:
-                self._keep(name, result | {"seconds": round(time.monotonic() - began, 1)})
+                seconds = round(time.monotonic() - began, 1)
+                self._keep(name, {"of": of, "result": result | {"seconds": seconds}})
             return result
 
         return run
 
-    def _keep(self, name: str, result: dict) -> None:
+    def _keep(self, name: str, step: dict) -> None:
         with self._lock:
-            self._steps[name] = result
+            self._steps[name] = step
             if self._file is None:
                 return
             whole = self._file.with_suffix(".new")
-            whole.write_text(json.dumps({"of": self._of, "steps": self._steps}))
+            whole.write_text(json.dumps(self._steps))
             os.replace(whole, self._file)

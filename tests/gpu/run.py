@@ -21,6 +21,7 @@ import argparse
 import hashlib
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import nf4
@@ -63,8 +64,9 @@ def figures(build: Path, commit: str) -> dict:
     return {name: records.stamped(name, each, commit) for name, each in found.items()}
 
 
-def runs_on(arguments: argparse.Namespace, device: nf4.Device) -> dict:
-    """What the result of a step depends on."""
+def depends_on(arguments: argparse.Namespace, device: nf4.Device) -> Callable[[str], dict]:
+    """Returns what the result of a step depends on, by the step's name. Python's tests depend on
+    the bindings, too, and the other steps do not."""
     builds = [arguments.build, arguments.ptx_build, arguments.race_build]
     extension = (arguments.build / "bindings" / "python").glob("*.so")
     programs = [
@@ -75,21 +77,23 @@ def runs_on(arguments: argparse.Namespace, device: nf4.Device) -> dict:
     root = arguments.build.parent
     programs += [steps.check_cuda(each.build(root)) for each in steps.FAMILIES]
     programs += [each.library(root) for each in steps.FAMILIES]
-    return {
-        "sources": source_hash(ROOT, (*COVERED, *SCRIPTS)),
+    of = {
+        "sources": source_hash(ROOT, (*COVERED, "tests/gpu/*.py")),
         "programs": [hashlib.sha256(each.read_bytes()).hexdigest() for each in programs],
         "gpus": [device.name, device.device_count, device.driver_version],
     }
+    bindings = {"bindings": source_hash(ROOT, SCRIPTS)}
+    return lambda name: of | bindings if name.endswith(steps.PYTHON) else of
 
 
 def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
     sources, root = source_hash(), arguments.build.parent
-    passed = Passed(arguments.resume, runs_on(arguments, device))
+    passed, of = Passed(arguments.resume), depends_on(arguments, device)
     sections = steps.sections(arguments, device.device_count, folder)
     skipped = {name: {"skipped": why} for name, why in arguments.skip}
     infos = {str(each): steps.family_info(each, each.library(root)) for each in steps.FAMILIES}
     asked = {
-        name: passed.once(name, work)
+        name: passed.once(name, of(name), work)
         for section in sections.values()
         for name, work in section.items()
         if name not in skipped

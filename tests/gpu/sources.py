@@ -35,13 +35,8 @@ COVERED = (
     "tests/support/random.*",
     "tests/support/values.*",
 )
-# Other files that the result of a step of run.py depends on.
-SCRIPTS = (
-    "bindings/python/*.[ch]*",
-    "bindings/python/**/*.py",
-    "tests/python/**/*.py",
-    "tests/gpu/*.py",
-)
+# Other files that the results of Python's tests on a GPU depend on.
+SCRIPTS = ("bindings/python/*.[ch]*", "bindings/python/**/*.py", "tests/python/**/*.py")
 _SHARED = ("lib/core/**/*", "lib/cuda/*", "lib/cuda/[prw]*/**/*")  # ptx, runtime, weight
 _BINDINGS = (
     "bindings/python/*.[ch]*",

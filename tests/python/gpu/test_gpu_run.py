@@ -201,7 +201,7 @@ def test_steps_that_are_left_out_are_in_the_record_and_its_warning(
     path, ran = tmp_path / "record.json", {"reports": 0}
     monkeypatch.setattr(run, "nf4", types.SimpleNamespace(
         device_info=lambda index: FakeDevice, build_info=dict))  # fmt: skip
-    monkeypatch.setattr(run, "runs_on", lambda arguments, device: {})
+    monkeypatch.setattr(run, "depends_on", lambda arguments, device: lambda name: {})
     monkeypatch.setattr(gpu_steps, "examples", lambda build: {})
     monkeypatch.setattr(gpu_steps, "family_info", lambda family, library: {"of": library.parts[-3]})
     monkeypatch.setattr(run, "at_once", lambda steps, gpus, races: dict.fromkeys(steps, ran))
@@ -354,28 +354,28 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
             raise run.Failure("broken")
         return {"passed": len(calls)}
 
-    assert run.Passed(file, of).once("one", work)("0") == {"passed": 1}
-    kept = run.Passed(file, of).once("one", work)("1")
+    assert run.Passed(file).once("one", of, work)("0") == {"passed": 1}
+    kept = run.Passed(file).once("one", of, work)("1")
     assert kept.pop("seconds") >= 0
     assert kept == {"passed": 1, "resumed": True}
-    assert run.Passed(file, of).once("two", work)("2") == {"passed": 2}
-    assert run.Passed(file, of | {"sources": "changed"}).once("one", work)("3") == {"passed": 3}
+    assert run.Passed(file).once("two", of, work)("2") == {"passed": 2}
+    assert run.Passed(file).once("one", of | {"sources": "changed"}, work)("3") == {"passed": 3}
     with pytest.raises(run.Failure):
-        run.Passed(file, of).once("three", work)("broken")
-    assert run.Passed(file, of).once("three", work)("4") == {"passed": 5}
-    assert run.Passed(None, of).once("one", work)("5") == {"passed": 6}
+        run.Passed(file).once("three", of, work)("broken")
+    assert run.Passed(file).once("three", of, work)("4") == {"passed": 5}
+    assert run.Passed(None).once("one", of, work)("5") == {"passed": 6}
     assert calls == ["0", "2", "3", "broken", "4", "5"]
     file.write_text(file.read_text()[:-5])  # as a program that is killed might leave it
-    assert run.Passed(file, of).once("three", work)("6") == {"passed": 7}
+    assert run.Passed(file).once("three", of, work)("6") == {"passed": 7}
     file.write_text("[]")
-    assert run.Passed(file, of).once("three", work)("7") == {"passed": 8}
+    assert run.Passed(file).once("three", of, work)("7") == {"passed": 8}
 
 
 def test_a_step_that_lacks_a_gpu_has_not_passed(tmp_path: Path) -> None:
     file = tmp_path / "passed.json"
-    skipped = run.Passed(file, {}).once("two GPUs", lambda: {"missing": "a second GPU"})
+    skipped = run.Passed(file).once("two GPUs", {}, lambda: {"missing": "a second GPU"})
     assert skipped() == {"missing": "a second GPU"}
-    assert run.Passed(file, {}).once("two GPUs", lambda: {"passed": 1})() == {"passed": 1}
+    assert run.Passed(file).once("two GPUs", {}, lambda: {"passed": 1})() == {"passed": 1}
 
 
 def test_what_a_step_runs_is_part_of_its_result(
@@ -398,13 +398,20 @@ def test_what_a_step_runs_is_part_of_its_result(
         build=tmp_path / "a", ptx_build=tmp_path / "b", race_build=tmp_path / "c"
     )
     (tmp_path / "a" / "lib").symlink_to(tmp_path / "lib")
-    found = [run.runs_on(arguments, FakeDevice)]
-    for path in paths:
-        path.write_text("changed")
-        found.append(run.runs_on(arguments, FakeDevice))
-    assert all(one != other for one, other in itertools.pairwise(found))
+
+    def depends_on(name: str) -> dict:
+        return run.depends_on(arguments, FakeDevice)(name)
+
+    for name in ("matmul", "Python"):
+        found = [depends_on(name)]
+        for path in paths:
+            path.write_text(f"changed before {name}")
+            found.append(depends_on(name))
+            is_bindings = path.suffix == ".py" and path.parent.name == "nf4"
+            same = is_bindings and name == "matmul"
+            assert (found[-1] == found[-2]) == same, path
     (tmp_path / "tests" / "gpu" / "record.json").write_text("{}")
-    assert run.runs_on(arguments, FakeDevice) == found[-1]
+    assert depends_on("Python") == found[-1]
 
 
 def test_the_program_of_the_tests_is_found_in_any_folder(tmp_path: Path) -> None:
