@@ -20,7 +20,7 @@ use crate::wrap;
 pub(crate) fn upload(weight: &QuantizedTensor, device: &CudaDevice) -> Result<Weight> {
     // Before the first product, whose choice of a kernel is kept.
     static COSTS: Once = Once::new();
-    COSTS.call_once(|| drop(nf4::load_costs()));
+    COSTS.call_once(|| drop(nf4::load_costs_unless_set()));
     let weight = CudaTensor::upload(&device.cuda_stream(), weight).map_err(wrap)?;
     Ok(Weight::Cuda(Box::new(weight)))
 }

@@ -15,8 +15,8 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! The first layer on a GPU loads the costs that the user measured with `nf4 tune`
-//! ([`nf4::load_costs`]).
+//! The first layer on a GPU loads the costs that the user measured with `nf4 tune`, unless the program
+//! has set costs before ([`nf4::load_costs_unless_set`]).
 //!
 //! The example `llama` generates from a checkpoint that transformers or `nf4 quantize` wrote.
 

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::ptr::null;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use nf4_sys as sys;
@@ -31,6 +32,20 @@ const END: &str = "end\n";
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for any other text, such as costs of
 /// another version of libnf4. The costs that were set before remain.
 pub fn set_costs(text: Option<&str>) -> Result<()> {
+    let mut chosen = chosen();
+    give(text)?;
+    *chosen = true;
+    Ok(())
+}
+
+/// Says whether the costs are chosen. The lock is held while they change, because loading several files
+/// sets the costs of each in turn.
+fn chosen() -> MutexGuard<'static, bool> {
+    static CHOSEN: Mutex<bool> = Mutex::new(false);
+    CHOSEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn give(text: Option<&str>) -> Result<()> {
     check_version()?;
     let (address, bytes) = text.map_or((null(), 0), |text| (text.as_ptr().cast(), text.len()));
     // SAFETY: the library reads so many bytes during the call alone.
@@ -57,8 +72,7 @@ pub struct CostsFile {
 }
 
 /// Hands over the costs that the user measured with `nf4 tune`, on any of the machine's GPUs, and
-/// returns all files that there are, the newest first. Call it before the first product. nf4-candle
-/// calls it when the first layer is made on a GPU.
+/// returns all files that there are, the newest first. Call it before the first product.
 ///
 /// The files are `costs-*.txt` in the folder that the environment variable `NF4_COSTS` names, else in
 /// `libnf4` in `$XDG_CACHE_HOME` or `~/.cache`. If `NF4_COSTS` is 0, there are none. Used files replace
@@ -72,6 +86,20 @@ pub struct CostsFile {
 /// }
 /// ```
 pub fn load_costs() -> Vec<CostsFile> {
+    load_users(&mut chosen())
+}
+
+/// Does what [`load_costs`] does, but leaves costs that the program chose: it returns `None` if
+/// [`set_costs`] or [`set_costs_of`] has succeeded before, or if the files have been loaded. It is for
+/// crates that compute products for a program; nf4-candle calls it when it makes its first layer on a
+/// GPU. It does not know of a direct call of `nf4_sys::nf4_set_costs`.
+pub fn load_costs_unless_set() -> Option<Vec<CostsFile>> {
+    let mut chosen = chosen();
+    (!*chosen).then(|| load_users(&mut chosen))
+}
+
+fn load_users(chosen: &mut bool) -> Vec<CostsFile> {
+    *chosen = true;
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     folder(variable).map_or_else(Vec::new, |folder| load_costs_in(&folder))
 }
@@ -102,7 +130,7 @@ fn load_costs_in(folder: &Path) -> Vec<CostsFile> {
         files.push(CostsFile { path, status });
     }
     if !used.is_empty() {
-        let all = set_costs(Some(&joined(&used)));
+        let all = give(Some(&joined(&used)));
         debug_assert!(all.is_ok(), "{all:?}"); // it was when the last file was added
     }
     files
@@ -110,7 +138,7 @@ fn load_costs_in(folder: &Path) -> Vec<CostsFile> {
 
 /// Is the text a file of costs by itself, and beside those of newer files?
 fn accept(used: &[String], text: &str) -> Result<()> {
-    set_costs(Some(text))?;
+    give(Some(text))?;
     let gpu = |text: &str| text.lines().nth(1).map(str::to_owned);
     if used.iter().any(|newer| gpu(newer) == gpu(text)) {
         let reason = "a newer file has costs of the same GPU";
@@ -118,7 +146,7 @@ fn accept(used: &[String], text: &str) -> Result<()> {
     }
     let mut beside = used.to_vec();
     beside.push(text.to_owned());
-    set_costs(Some(&joined(&beside)))
+    give(Some(&joined(&beside)))
 }
 
 /// Returns one text with the costs of several, each of which the library accepts.
@@ -296,6 +324,20 @@ mod tests {
             matches!(refused, Err(Error::InvalidArgument(_))),
             "{refused:?}"
         );
+    }
+
+    #[test]
+    fn costs_that_the_program_chose_are_not_replaced() {
+        let _folder = Folder::new("chosen");
+        *chosen() = false;
+        set_costs(Some("")).expect_err("it is no text of costs");
+        assert!(load_costs_unless_set().is_some());
+        assert!(load_costs_unless_set().is_none());
+        for text in [Some(&*text("a")), None] {
+            *chosen() = false;
+            assert_eq!(set_costs(text), Ok(()));
+            assert!(load_costs_unless_set().is_none());
+        }
     }
 
     #[test]

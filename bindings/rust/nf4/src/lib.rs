@@ -79,7 +79,7 @@ pub use batch::{
     matmul_batch, matmul_batch_into, matmul_batch_workspace_bytes, matmul_joined_into, Product,
     ProductOf,
 };
-pub use costs::{load_costs, set_costs, set_costs_of, CostsFile};
+pub use costs::{load_costs, load_costs_unless_set, set_costs, set_costs_of, CostsFile};
 #[cfg(feature = "cudarc-core")]
 pub use cudarc;
 pub use error::{Error, Result};
