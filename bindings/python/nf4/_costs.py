@@ -126,9 +126,18 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 def paths() -> list[Path]:
     """Returns the files that there are, the newest first."""
+    return _files("costs-*.txt")
+
+
+def unfinished() -> list[Path]:
+    """Returns the files that writers left which were killed, or are still writing."""
+    return _files(".costs-*.txt-*")
+
+
+def _files(pattern: str) -> list[Path]:
     where = folder()
     try:
-        return sorted(where.glob("costs-*.txt"), key=_age) if where else []
+        return sorted(where.glob(pattern), key=_age) if where else []
     except OSError:
         return []
 

@@ -15,6 +15,7 @@ from conftest import compile_c
 from nf4 import _costs
 from nf4._load import library
 from nf4.cli import doctor, main
+from nf4.cli.exits import Exit
 
 
 def test_doctor_reports_the_library(capsys):
@@ -137,6 +138,25 @@ def test_tune_reports_what_it_found(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(nf4, "tune", lambda device, advance: replace(found, path=None, reason="so"))
     assert main(["tune"]) == 1
     assert "not stored: so" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["tune"], ["bench", "report.json"]])
+def test_without_a_gpu_torch_is_not_imported(command, tmp_path):
+    """Its import takes seconds, after which the command would say that there is no GPU."""
+    program = (
+        "import sys\n"
+        "from nf4.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "assert 'torch' not in sys.modules\n"
+        "sys.exit(code)"
+    )
+    if nf4.device_info(0).usable:
+        pytest.skip("there is a GPU")
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *command], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ended.returncode == Exit.IO and not list(tmp_path.iterdir()), ended.stderr
+    assert ended.stderr == f"nf4: device 0: {nf4.device_info(0).reason}\n"
 
 
 def test_tune_removes_what_was_measured(monkeypatch, tmp_path, capsys):

@@ -180,6 +180,23 @@ def test_a_failed_write_leaves_no_file(folder, monkeypatch):
     assert not list(folder.iterdir())
 
 
+def test_a_killed_write_leaves_a_file_that_reset_removes(folder):
+    program = (
+        "import os, signal\n"
+        "from nf4 import _costs\n"
+        "os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"_costs.store({text()!r})"
+    )
+    killed = subprocess.run([sys.executable, "-c", program], env=dict(os.environ))
+    (left,) = folder.iterdir()
+    assert killed.returncode == -9 and left.read_text() == text()
+    assert _costs.load(library()) == []
+    (folder / ".other").touch()
+    stored = _costs.store(text())
+    assert api.reset() == [stored, left]
+    assert [each.name for each in folder.iterdir()] == [".other"]
+
+
 def test_processes_at_once_leave_a_whole_file(folder):
     program = (
         "import sys; from nf4 import _costs\n"

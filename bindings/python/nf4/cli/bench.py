@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from nf4.checkpoint.errors import printable
-from nf4.cli.console import add_command, positive_or_zero, print_json, show
+from nf4.cli.console import add_command, positive_or_zero, print_json, show, step_progress
 from nf4.cli.exits import Exit
 from nf4.tuning import api, report, summary
 
@@ -32,13 +29,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     path = Path(args.file)
-    off = args.quiet or not sys.stderr.isatty()
-    with tqdm(total=api.report_steps(), desc="bench", disable=off, leave=False) as bar:
-
-        def advance(name: str) -> None:
-            bar.set_postfix_str(name, refresh=False)
-            bar.update()
-
+    with step_progress("bench", args.quiet, api.report_steps) as advance:
         document = api.write_report(path, args.device, advance=advance)
     doubts = report.doubts(document)
     if args.json:

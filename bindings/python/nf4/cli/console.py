@@ -226,3 +226,21 @@ def progress(
             bar.update(count)
 
         yield advance
+
+
+@contextmanager
+def step_progress(
+    what: str, quiet: bool, total: Callable[[], int]
+) -> Iterator[Callable[[str], None]]:
+    """Shows a progress bar of steps on stderr if that is a terminal. Yields a function to call with
+    the name of each step. `total` is first called by the first step: it may import much, which
+    would be in vain if no step is reached."""
+    off = quiet or not sys.stderr.isatty()
+    with tqdm(desc=what, disable=off, leave=False) as bar:
+
+        def advance(name: str) -> None:
+            bar.total = bar.total or total()
+            bar.set_postfix_str(name, refresh=False)
+            bar.update()
+
+        yield advance

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from importlib import metadata
 from typing import Any
 
-from tqdm import tqdm
-
 import nf4
 from nf4.checkpoint.errors import printable
-from nf4.cli.console import add_command, positive_or_zero, print_json, show, table
+from nf4.cli.console import (
+    add_command,
+    positive_or_zero,
+    print_json,
+    show,
+    step_progress,
+    table,
+)
 from nf4.cli.exits import Exit
 from nf4.tuning import api
 from nf4.tuning.result import Tuning
@@ -82,13 +86,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
 def run(args: argparse.Namespace) -> int:
     if args.reset:
         return _reset(args)
-    off = args.quiet or not sys.stderr.isatty()
-    with tqdm(total=api.steps(), desc="tune", disable=off, leave=False) as bar:
-
-        def advance(name: str) -> None:
-            bar.set_postfix_str(name, refresh=False)
-            bar.update()
-
+    with step_progress("tune", args.quiet, api.steps) as advance:
         found = nf4.tune(args.device, advance=advance)
     report = _report(found)
     if args.json:

@@ -142,21 +142,14 @@ def _module(name: str) -> Any:
     return module
 
 
-def _steps(name: str) -> int:
-    try:
-        return _module(name).steps()
-    except ImportError:  # which _require_free names
-        return 0
-
-
 def steps() -> int:
-    """Returns how often nf4.tune calls `advance`."""
-    return _steps("tune")
+    """Returns how often nf4.tune calls `advance`. It imports PyTorch."""
+    return _module("tune").steps()
 
 
 def report_steps() -> int:
-    """Returns how often `report` calls `advance`."""
-    return _steps("bench")
+    """Returns how often `report` calls `advance`. It imports PyTorch."""
+    return _module("bench").steps()
 
 
 def _refusal(found: Tuning, widest: float) -> str:
@@ -172,8 +165,9 @@ def _refusal(found: Tuning, widest: float) -> str:
 
 
 def reset() -> list[Path]:
-    """Removes the costs of all GPUs. Returns the files that there were. Raises OSError."""
-    removed = _costs.paths()
+    """Removes the costs of all GPUs, and what killed programs left while they stored costs. Returns
+    the files that there were. Raises OSError."""
+    removed = [*_costs.paths(), *_costs.unfinished()]
     for path in removed:
         path.unlink(missing_ok=True)
     _costs.load(library())
