@@ -64,7 +64,7 @@ class Dense:
 
 
 class Humming:
-    """humming-kernels' W4A16 on the same values, which it quantizes itself."""
+    """humming-kernels' W4A16 on the same bytes: its forms are those of compressed-tensors."""
 
     most = MOST_PEER_ERROR
     CONFIGURATIONS: Mapping[str, dict[str, Any]] = {
@@ -82,16 +82,21 @@ class Humming:
         self.version, self._layer = humming.__version__, HummingLayer
 
     def prepare(self, weight: Weight) -> tuple[Tensor, Multiply]:
-        """The numbers are what it gives for unit vectors."""
-        rows, cols = weight.given.shape
+        (rows, cols), quantized = weight.given.shape, weight.quantized
+        scales = {32: torch.float8_e8m0fnu, 16: torch.float8_e4m3fn}[quantized.blocksize]
+        parts = {
+            "weight": quantized.packed.view(torch.int32).view(rows, -1),
+            "weight_scale": quantized.absmax.view(scales).view(rows, -1),
+        }
+        if quantized.nested_absmax is not None:
+            parts["weight_scale_2"] = quantized.nested_absmax.view(1)
         layer = self._layer(
             shape_n=rows, shape_k=cols, torch_dtype=DTYPE,
-            weight_config=dict(self.CONFIGURATIONS[weight.quantized.format]),
+            weight_config=dict(self.CONFIGURATIONS[quantized.format]),
         ).cuda()  # fmt: skip
-        layer.load_from_unquantized(weight.given)
+        layer.load_from_tensors(parts)
         layer.transform()
-        numbers = layer(torch.eye(cols, dtype=DTYPE, device=weight.given.device)).double().t()
-        return numbers, lambda x, stream: layer(x)
+        return nf4.dequantize(quantized, "fp32").double(), lambda x, stream: layer(x)
 
 
 PEERS: dict[str, Callable[[str], Any]] = {

@@ -1,20 +1,23 @@
 """A step of QLoRA over a model of gpt-oss-20b's shape, whose experts are in MXFP4 or NVFP4, beside
 the same model dense. Each model has PEFT's adapters on the attention, or on its experts too. The
-gradients are compared before anything is timed."""
+gradients are compared before anything is timed, with the experts that the dense model chooses in
+both models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from nf4.torch.experts import quantize_stack
-from torch import nn
+from torch import Tensor, nn
 
 from nf4bench import models_forms, training_model
 from nf4bench.experts_weights import DTYPE
+from nf4bench.matmul_cases import MOST_ERROR
 from nf4bench.measure import taken
 from nf4bench.product import require
 from nf4bench.rows import Bench, Report, begin
@@ -23,8 +26,9 @@ from nf4bench.training_cases import ALPHA, RANK, TURNS, WARM_UP, Group
 
 STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-# The largest error of the adapters' gradients: rounding to bf16 can change the choice of experts.
-MOST_ERROR = 0.3
+ROUTER = "mlp.router"
+# The products with experts that a gradient passes in a layer: two forward, and their gradients.
+PRODUCTS = 4
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,38 @@ def _adapted(model: nn.Module, on_experts: bool) -> nn.Module:
     return peft.get_peft_model(model, lora).train()
 
 
-def _checked(bench: Bench, what: str, steps: Mapping[str, Step]) -> float:
-    """The distance of the gradients. Raises WrongResult."""
-    found = {}
-    for form, step in steps.items():
-        with models_forms.kernels_of(form):
-            made = bench.gpu.run(step.gradients)
+@contextmanager
+def _routed(model: nn.Module, chosen: dict[str, Tensor]) -> Iterator[None]:
+    """Routers choose the experts in `chosen`, by the router's name. A router that is not there
+    chooses itself, and its choice is added. Without this, rounding to bf16 would change choices."""
+
+    def hook_of(name: str) -> Any:
+        def hook(router: nn.Module, given: Any, made: Any) -> Any:
+            logits, _, own = made
+            indices = chosen.setdefault(name, own)
+            return logits, logits.gather(1, indices).softmax(1, dtype=logits.dtype), indices
+
+        return hook
+
+    routers = [each for each in model.named_modules() if each[0].endswith(ROUTER)]
+    hooks = [router.register_forward_hook(hook_of(name)) for name, router in routers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _checked(bench: Bench, what: str, layers: int, steps: Mapping[str, Step]) -> float:
+    """The distance of the gradients. Raises WrongResult if it is more than that of all products
+    with experts that a gradient passes, each with the largest error that nf4.h allows."""
+    found, chosen = {}, dict[str, Tensor]()
+    for form in ("dense", "libnf4"):
+        with models_forms.kernels_of(form), _routed(steps[form].model, chosen):
+            made = bench.gpu.run(steps[form].gradients)
         found[form] = torch.cat([each.double().view(-1) for each in made])
-    return require(what, MOST_ERROR, found["dense"], found["libnf4"])
+    most = layers * PRODUCTS * MOST_ERROR["bf16"]
+    return require(what, most, found["dense"], found["libnf4"])
 
 
 def row(
@@ -105,7 +133,7 @@ def row(
     tokens = torch.randint(size.vocabulary, size.tokens, device=place)
     group = Group("bf16", checkpointing=False)
     steps = {form: Step(model, group, tokens) for form, model in models.items()}
-    error = _checked(bench, f"adapters on {adapters}", steps)
+    error = _checked(bench, f"adapters on {adapters}", size.layers, steps)
     peaks = {}
     for form, step in steps.items():
         with models_forms.kernels_of(form):

@@ -11,7 +11,6 @@ import pytest
 pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch")
 
-import nf4  # noqa: E402
 from bench_fakes import bench  # noqa: E402
 from nf4bench import matmul_format  # noqa: E402
 from nf4bench.check import WrongResult  # noqa: E402
@@ -21,27 +20,33 @@ SHAPE = (96, 128)
 
 
 class FakeLayer:
-    """What the bench calls of Humming's layer. `factor`: what its products are multiplied with
-    where there are fewer rows of x than columns."""
+    """What the bench calls of Humming's layer. `factor`: what its products are multiplied with."""
 
     factor = 1.0
 
     def __init__(self, shape_n: int, shape_k: int, torch_dtype, weight_config: dict) -> None:
         assert torch_dtype == torch.bfloat16 and weight_config["dtype"] == "float4e2m1"
-        self.group, self.cols = weight_config["group_size"], shape_k
+        self.shape, self.group = (shape_n, shape_k), weight_config["group_size"]
 
     def cuda(self) -> FakeLayer:
         return self
 
-    def load_from_unquantized(self, given) -> None:
-        format = {32: "mxfp4", 16: "nvfp4"}[self.group]
-        self.weight = nf4.dequantize(nf4.quantize(given, format=format), "bf16")
+    def load_from_tensors(self, tensors: dict) -> None:
+        rows, cols = self.shape
+        packed = tensors.pop("weight")
+        assert packed.dtype == torch.int32 and packed.shape == (rows, cols // 8)
+        codes = torch.stack([packed >> 4 * i & 15 for i in range(8)], dim=-1).view(rows, -1)
+        scales = tensors.pop("weight_scale").float() * tensors.pop("weight_scale_2", torch.ones(1))
+        assert scales.shape == (rows, cols // self.group) and not tensors
+        magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+        values = torch.cat([magnitudes, -magnitudes])[codes.long()]
+        self.weight = (values * scales.repeat_interleave(self.group, 1)).bfloat16()
 
     def transform(self) -> None:
         pass
 
     def __call__(self, x):
-        return x @ self.weight.t() * (self.factor if len(x) < self.cols else 1)
+        return x @ self.weight.t() * self.factor
 
 
 @pytest.fixture

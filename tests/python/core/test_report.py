@@ -135,15 +135,25 @@ def test_bits_that_differ_are_counted() -> None:
         bits.differing(a, a.half())
 
 
-def test_a_wrong_kernel_is_doubtful(measured: dict[str, Any], monkeypatch: Any) -> None:
+@pytest.mark.parametrize("strategy", ["skinny", "dense"])
+def test_a_wrong_product_is_doubtful(measured: dict[str, Any], strategy: str) -> None:
     wrong = copy.deepcopy(measured)
-    wrong["figures"][0]["errors"]["skinny"] = 0.5
+    wrong["figures"][0]["errors"][strategy] = 0.5
     wrong["bits"][1]["differing"] = 3
     wrong["spread"] = 2.0
     bad_bits, bad_error, spread = report.doubts(wrong)
-    assert "3 of 2048 differ" in bad_bits and "skinny is off by 5.0e-01" in bad_error
+    assert "3 of 2048 differ" in bad_bits and f"{strategy} is off by 5.0e-01" in bad_error
     assert "2.00 times as long" in spread
     assert [line for line in summary.lines(wrong) if line.startswith("doubtful")]
+
+
+def test_a_dense_product_may_have_a_larger_error(measured: dict[str, Any]) -> None:
+    made = copy.deepcopy(measured)
+    figure = made["figures"][0]
+    figure["errors"]["dense"] = 2 * report.MOST_ERROR[figure["dtype"]]
+    assert report.doubts(made) == []
+    figure["errors"]["skinny"] = figure["errors"]["dense"]
+    assert ["skinny" in doubt for doubt in report.doubts(made)] == [True]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -18,8 +18,10 @@ from nf4.checkpoint.jsonio import is_count, read_object
 VERSION = 1
 MAX_BYTES = 4_000_000
 # The most relative error of y by a kernel of libnf4, by the dtype of x: about twice that of a dense
-# product with the weight rounded to that dtype. A dense product is torch's, which may sum in fp16.
+# product with the weight rounded to that dtype.
 MOST_ERROR = {"fp16": 1e-3, "bf16": 8e-3}
+# The most of a dense product, which is torch's: it may round partial sums to that dtype, too.
+MOST_DENSE_ERROR = {dtype: 4 * most for dtype, most in MOST_ERROR.items()}
 # Stands for the error of a y with NaN or Inf, which JSON cannot hold.
 NO_NUMBER = 1e12
 # A report of a GPU that other programs use is refused, as nf4.tune stores nothing then.
@@ -197,7 +199,7 @@ def doubts(document: Mapping[str, Any]) -> list[str]:
             f"{each['product']} {each['dtype']} {shape}, M = {each['m']}: {strategy} is off by "
             f"{error:.1e}"
             for strategy, error in each["errors"].items()
-            if strategy != "dense" and error > MOST_ERROR[each["dtype"]]
+            if error > (MOST_DENSE_ERROR if strategy == "dense" else MOST_ERROR)[each["dtype"]]
         ]
     if document["spread"] > WIDEST_SPREAD:
         found.append(f"the same work took up to {document['spread']:.2f} times as long again")
