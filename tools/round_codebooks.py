@@ -3,18 +3,20 @@
     round_codebooks.py
 
 Prints the 16-bit tables of lib/core/formats.hpp and the figures of its comment. A table is a
-factor and 16 numbers of a dtype, about the codebook times the factor. Every factor 1 + i / 1024 is
-tried, and for each every way to round the entries, up or down, that errs by no more than half a
-unit of the dtype's precision. The best has the smallest mean, over all blocksizes, of
+factor, and the 16 entries of the codebook times the factor, rounded to a dtype. The tool tries
+every factor 1 + i / 1024, and every way to round the entries up or down with an error of at most
+half a unit of the dtype's precision. It takes the table with the smallest mean, over all
+blocksizes, of
 
     mean square error + (64 * mean error)^2
 
 relative to the mean square of normal weights. Errors whose mean is 0 add up with the square root of
-a row's elements; 64 is that of 4096. Tables with 1 (fp16_with_one) have the factor 1.
+the number of elements of a row; 64 is the square root of 4096. The factor of the tables with 1
+(fp16_with_one) is 1.
 
-Tables around one (around_one) have the entries divided by a unit and added to 1: binary32 numbers
-in [0.5, 2), of which bits 8 to 23 are stored. Every unit 2^15 / i is tried, so that 1 stays exact,
-and of those whose entries err by no more than a sixth of half of fp16's unit the best is taken.
+Tables around one (around_one) store 1 + entry / unit: float32 numbers in [0.5, 2), of which bits 8
+to 23 are stored. The tool tries every unit 2^15 / i, so that 1 stays exact, and takes the best of
+those whose entries have an error of at most a sixth of half of fp16's unit.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import ml_dtypes
 import nf4
 import numpy as np
 
-# The shortest first: of factors that leave nothing to speak of, the first is taken.
+# The shortest factors come first, and the first whose cost is below NOTHING is taken.
 FACTORS = sorted((1 + i / 1024 for i in range(1024)), key=lambda x: x.as_integer_ratio()[1])
 NOTHING = 1e-14
 NO_ERROR = 1e-10  # a mean below it is a rounding error of binary64
