@@ -8,9 +8,9 @@
  * THE DATA
  *   A weight has rows x cols (N x K) elements in row-major order, divided into blocks of
  *   `blocksize` elements. A block may continue in the next row, and the last block may be
- *   shorter. An element is a 4-bit code, which selects an entry of a codebook of 16
- *   floats, times the scale (absmax) of its block. The bytes are those that
- *   bitsandbytes stores, for n = rows * cols elements:
+ *   shorter. Each element has a 4-bit code, which selects an entry of a codebook of 16
+ *   floats. Its value is this entry times the scale (absmax) of its block. The bytes are
+ *   those that bitsandbytes stores, for n = rows * cols elements:
  *     packed          uint8 [ceil(n / 2)]; element 2i is the HIGH nibble of byte
  *                     i, element 2i + 1 the LOW nibble; if n is odd, the last low
  *                     nibble is unused (quantize writes 0 there).
@@ -173,8 +173,8 @@ typedef int32_t nf4_format;
  * magnitude is a, where m is floor(log2(a)). */
 #define NF4_SCALE_FLOOR 0 /* 2^(m - 2) */
 #define NF4_SCALE_EVEN 1  /* 2^(m - 2), or 2^(m - 1) from 1.75 * 2^m on */
-#define NF4_SCALE_CEIL 2  /* the least that is not below a / 6 */
-/* The same of NVFP4: what the global scale does to the scale of a block. */
+#define NF4_SCALE_CEIL 2  /* the least power of two that is not below a / 6 */
+/* nf4_tensor.scale_rule of NVFP4: what the global scale does to the scale of a block. */
 #define NF4_GLOBAL_FACTOR 0  /* multiplies it, as in ModelOpt */
 #define NF4_GLOBAL_DIVISOR 1 /* divides it, as in compressed-tensors */
 
@@ -616,7 +616,7 @@ NF4_API nf4_status nf4_matmul_grouped_grad_cpu(const nf4_tensor *weight,
 /* GPTQ, AWQ and compressed-tensors store a weight of rows x cols (N x K) elements as 4-bit
  * codes q. Each row has, for each group of columns, a scale s and a zero point z, 0..15:
  *   value = RN_dtype(s * (q - z)),
- * which is rounded once, since the product is exact in binary32.
+ * which is rounded once, because the product is exact in binary32.
  * Group g of a row has columns g * group_size to (g + 1) * group_size - 1 or, with g_idx, the
  * columns whose g_idx is g. There are G = cols / group_size groups.
  *
@@ -638,7 +638,9 @@ typedef int32_t nf4_int4_layout;
 #define NF4_INT4_COMPRESSED_TENSORS 3 /* pack-quantized: weight_packed, weight_zero_point */
 
 /* An integer weight. It borrows all pointers and owns nothing. Quantize writes packed, scales
- * and zeros. */
+ * and zeros. The functions on host memory refuse a g_idx outside 0..G-1 and a permutation
+ * outside 0..cols-1. On a GPU these values are not checked, and behaviour is undefined if one is
+ * out of range. If a permutation names a column twice, the result is unspecified. */
 typedef struct nf4_int4_tensor {
   size_t struct_size;         /* sizeof(nf4_int4_tensor) */
   nf4_int4_layout layout;
@@ -657,11 +659,7 @@ typedef struct nf4_int4_tensor {
                                  the weight (nf4_int4_reorder_launch) */
 } nf4_int4_tensor;
 
-/* The functions on host memory refuse a g_idx outside 0..G-1 and a permutation outside
- * 0..cols-1. On a GPU these values are not checked, and behaviour is undefined if one is out of
- * range. If a permutation names a column twice, the result is unspecified.
- *
- * Sizes of the parts of a tensor. */
+/* Sizes of the parts of a tensor. */
 typedef struct nf4_int4_sizes {
   size_t struct_size;       /* sizeof(nf4_int4_sizes), set by the caller */
   int64_t groups;           /* groups of a row */
@@ -779,10 +777,10 @@ NF4_API nf4_status nf4_int4_matmul_grouped_cpu(const nf4_int4_tensor *weight,
  * that of cuBLAS, follows. The functions below say which way is expected to take less time on
  * a device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
  *
- * The answers for NVIDIA Hopper GPUs are measured. On all GPUs the gradients of MXFP4 and NVFP4 are
- * dense, but those of experts are fused for up to half a row of an expert, and their products in
- * fp32 are dense. The answers for a GPU on which nobody has timed libnf4 (nf4_device.timed is 0)
- * are conservative:
+ * The answers for NVIDIA Hopper GPUs are measured. On all GPUs the gradients of MXFP4 and NVFP4,
+ * and their products in fp32, are dense; gradients of their experts are fused for up to half a row
+ * an expert on average. The answers for a GPU on which nobody has timed libnf4 (nf4_device.timed is
+ * 0) are conservative:
  *   - Up to 16 rows of x are fused if the GPU has a kernel for few rows of that kind of weight. A
  *     GPU with 99 KiB of shared memory for a thread block has none for NF4 and FP4 with x in fp32.
  *     A GPU of compute capability 7.5 has none for integers, for x in other dtypes than fp16, or
@@ -833,19 +831,19 @@ NF4_API nf4_status nf4_int4_matmul_grouped_path(const nf4_int4_tensor *weight,
                                                 const nf4_grouped_args *args, int32_t device,
                                                 nf4_path *path);
 
-/* The dense way of an adapter's gradients is two matrix products of the caller. No pointer is
- * looked at except da and db, which are NULL for a gradient that is not wanted. */
+/* The dense way of an adapter's gradients is two matrix products of the caller. The only pointers
+ * that matter are da and db, which are NULL for a gradient that is not wanted. */
 NF4_API nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t device,
                                       nf4_path *path);
 
 /* ---- Measured costs -------------------------------------------------------- */
 
-/* Hands over how long the kernels take on the caller's own GPUs, as `nf4 tune` of the Python
- * package measures it. Where the costs have figures, they replace the library's rules: for the
- * answers of nf4_*matmul_path and nf4_matmul_grad_path, and for which kernel a product runs. They
- * change no promise about results, but another kernel may sum in another order: on one machine, the
- * result of a product is determined by its operands, the version of the library and the costs.
- * Workspace sizes do not depend on costs.
+/* Sets how long the kernels take on the caller's own GPUs, as `nf4 tune` of the Python package
+ * measures it. If the costs have figures for a product, they replace the library's rules: they
+ * decide what nf4_*matmul_path and nf4_matmul_grad_path answer, and which kernel computes the
+ * product. They change no promise about results, but another kernel may sum in another order: on
+ * one machine, the result of a product is determined by its operands, the version of the library
+ * and the costs. Workspace sizes do not depend on costs.
  *
  * text has `bytes` bytes, and is not kept. Each line ends with a newline. The first is
  * "nf4-costs 1 " and the version of the library, and the last is "end". Between them are up to 8
@@ -864,8 +862,8 @@ NF4_API nf4_status nf4_lora_grad_path(const nf4_lora_grad_args *args, int32_t de
  * proportion to that number, and below the first row the time of the strategy is not known.
  *
  * Costs replace all costs that were set before; text NULL removes those. Every build accepts costs.
- * Costs of GPUs that the machine does not have are without effect. A call that runs at the same
- * time in another thread uses the costs before or after.
+ * Costs of GPUs that are not in the machine have no effect. A call that runs at the same time in
+ * another thread uses the old costs or the new ones.
  *
  * INVALID_ARGUMENT: anything else in text, including costs of another version of the library; the
  * costs that were set before remain. */

@@ -1,6 +1,6 @@
-// How long a strategy takes for a product on a GPU, in rows of a table: costs that the caller hands
-// over (nf4_set_costs), and for GPUs without those the costs built in. Plain C++, compiled without
-// CUDA too. docs/design/tuning.md explains it.
+// How long a strategy takes for a product on a GPU, in rows of a table: the costs that the caller
+// set (nf4_set_costs) or, for a GPU that these do not name, the built-in costs. Plain C++, compiled
+// without CUDA too. docs/design/tuning.md explains it.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,4 @@
-// The estimated times of a product on the GPU of a launch, from the costs that the caller handed
-// over.
+// The estimated times of a product on the GPU of a launch, from the costs that apply to this GPU.
 #pragma once
 
 #include "cuda/costs/costs.hpp"

@@ -1,5 +1,5 @@
-// Parses a text of costs (nf4_set_costs). Whatever it does not understand to the last byte is
-// refused.
+// Parses a text of costs (nf4_set_costs), and refuses a text that it does not understand to the
+// last byte.
 #include "cuda/costs/text.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The launches of several products: those that are alike go together as far as they fit.
+// The launches of several products. Products of the same kind share a launch as far as they fit.
 #pragma once
 
 #include "cuda/matmul/launch.hpp"

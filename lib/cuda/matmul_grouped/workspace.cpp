@@ -1,5 +1,5 @@
-// The workspace of products of experts: rows of x in the order of the rows of y, where they are
-// not, for kernels that load x by TMA. Experts with few rows have kernels that read x where it is.
+// The workspace of products of experts. It holds a copy of x in the order of the rows of y for
+// kernels that load x by TMA, if x has another order. Kernels for few rows read x where it is.
 // Compiled without CUDA too: sizes do not depend on the build.
 #include "cuda/backend.hpp"
 #include "cuda/matmul_grouped/choose.hpp"

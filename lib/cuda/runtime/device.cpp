@@ -12,8 +12,8 @@
 namespace nf4::cuda {
 namespace {
 
-// This caps a build with -Dshared_memory, which runs what GPUs with less shared memory run. Else it
-// is 0.
+// The cap of a build with -Dshared_memory, which runs what GPUs with less shared memory run; in
+// other builds 0.
 constexpr int kMostSharedBytes = NF4_SHARED_MEMORY << 10;
 
 DriverFunction<decltype(&cuCtxGetId)> get_context_id("cuCtxGetId", 12000);

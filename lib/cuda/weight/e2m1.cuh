@@ -1,6 +1,6 @@
 // MXFP4 and NVFP4 weights in 16 bits: E2M1 numbers times scales of 8 bits. Both are numbers of T,
-// so one product of T gives a weight, rounded as dequantize rounds it without a global scale, which
-// multiplies sums.
+// so one product in T makes a weight, and rounds it as dequantize does. NVFP4's global scale
+// multiplies the sums instead.
 #pragma once
 
 #include <cuda_bf16.h>

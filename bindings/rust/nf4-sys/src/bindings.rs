@@ -492,7 +492,7 @@ const _: () = {
 /** GPTQ, AWQ and compressed-tensors store a weight of rows x cols (N x K) elements as 4-bit
  codes q. Each row has, for each group of columns, a scale s and a zero point z, 0..15:
    value = RN_dtype(s * (q - z)),
- which is rounded once, since the product is exact in binary32.
+ which is rounded once, because the product is exact in binary32.
  Group g of a row has columns g * group_size to (g + 1) * group_size - 1 or, with g_idx, the
  columns whose g_idx is g. There are G = cols / group_size groups.
 
@@ -510,7 +510,9 @@ const _: () = {
  zero_offset.*/
 pub type nf4_int4_layout = i32;
 /** An integer weight. It borrows all pointers and owns nothing. Quantize writes packed, scales
- and zeros.*/
+ and zeros. The functions on host memory refuse a g_idx outside 0..G-1 and a permutation
+ outside 0..cols-1. On a GPU these values are not checked, and behaviour is undefined if one is
+ out of range. If a permutation names a column twice, the result is unspecified.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct nf4_int4_tensor {
@@ -583,11 +585,7 @@ const _: () = {
         "Offset of field: nf4_int4_tensor::permutation",
     ][::core::mem::offset_of!(nf4_int4_tensor, permutation) - 72usize];
 };
-/** The functions on host memory refuse a g_idx outside 0..G-1 and a permutation outside
- 0..cols-1. On a GPU these values are not checked, and behaviour is undefined if one is out of
- range. If a permutation names a column twice, the result is unspecified.
-
- Sizes of the parts of a tensor.*/
+/// Sizes of the parts of a tensor.
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct nf4_int4_sizes {
@@ -625,10 +623,10 @@ const _: () = {
  that of cuBLAS, follows. The functions below say which way is expected to take less time on
  a device. Both ways give the same numbers within the errors that nf4_matmul_launch lists.
 
- The answers for NVIDIA Hopper GPUs are measured. On all GPUs the gradients of MXFP4 and NVFP4 are
- dense, but those of experts are fused for up to half a row of an expert, and their products in
- fp32 are dense. The answers for a GPU on which nobody has timed libnf4 (nf4_device.timed is 0)
- are conservative:
+ The answers for NVIDIA Hopper GPUs are measured. On all GPUs the gradients of MXFP4 and NVFP4,
+ and their products in fp32, are dense; gradients of their experts are fused for up to half a row
+ an expert on average. The answers for a GPU on which nobody has timed libnf4 (nf4_device.timed is
+ 0) are conservative:
    - Up to 16 rows of x are fused if the GPU has a kernel for few rows of that kind of weight. A
      GPU with 99 KiB of shared memory for a thread block has none for NF4 and FP4 with x in fp32.
      A GPU of compute capability 7.5 has none for integers, for x in other dtypes than fp16, or
@@ -1249,19 +1247,19 @@ functions! {
         device: i32,
         path: *mut nf4_path,
     ) -> nf4_status;
-    /** The dense way of an adapter's gradients is two matrix products of the caller. No pointer is
- looked at except da and db, which are NULL for a gradient that is not wanted.*/
+    /** The dense way of an adapter's gradients is two matrix products of the caller. The only pointers
+ that matter are da and db, which are NULL for a gradient that is not wanted.*/
     pub fn nf4_lora_grad_path(
         args: *const nf4_lora_grad_args,
         device: i32,
         path: *mut nf4_path,
     ) -> nf4_status;
-    /** Hands over how long the kernels take on the caller's own GPUs, as `nf4 tune` of the Python
- package measures it. Where the costs have figures, they replace the library's rules: for the
- answers of nf4_*matmul_path and nf4_matmul_grad_path, and for which kernel a product runs. They
- change no promise about results, but another kernel may sum in another order: on one machine, the
- result of a product is determined by its operands, the version of the library and the costs.
- Workspace sizes do not depend on costs.
+    /** Sets how long the kernels take on the caller's own GPUs, as `nf4 tune` of the Python package
+ measures it. If the costs have figures for a product, they replace the library's rules: they
+ decide what nf4_*matmul_path and nf4_matmul_grad_path answer, and which kernel computes the
+ product. They change no promise about results, but another kernel may sum in another order: on
+ one machine, the result of a product is determined by its operands, the version of the library
+ and the costs. Workspace sizes do not depend on costs.
 
  text has `bytes` bytes, and is not kept. Each line ends with a newline. The first is
  "nf4-costs 1 " and the version of the library, and the last is "end". Between them are up to 8
@@ -1280,8 +1278,8 @@ functions! {
  proportion to that number, and below the first row the time of the strategy is not known.
 
  Costs replace all costs that were set before; text NULL removes those. Every build accepts costs.
- Costs of GPUs that the machine does not have are without effect. A call that runs at the same
- time in another thread uses the costs before or after.
+ Costs of GPUs that are not in the machine have no effect. A call that runs at the same time in
+ another thread uses the old costs or the new ones.
 
  INVALID_ARGUMENT: anything else in text, including costs of another version of the library; the
  costs that were set before remain.*/

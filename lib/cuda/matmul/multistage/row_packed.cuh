@@ -1,5 +1,5 @@
-// Weights whose rows are packed along k, eight codes a word, for the multistage kernels: codebooks
-// and compressed-tensors. How the codes of a K-tile reach the registers of a lane.
+// Brings the codes of a K-tile to the registers of a lane, for the multistage kernels and weights
+// whose rows are packed along k, eight codes a word: codebooks and compressed-tensors.
 #pragma once
 
 #include <cstdint>

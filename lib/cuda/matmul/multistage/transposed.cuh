@@ -1,6 +1,5 @@
-// This file has W^T of a weight with a codebook, for the multistage kernels. The gradient dX = dY W
-// is the product of dY with it. Rows of W^T are stored columns, and the reduction runs along stored
-// rows.
+// W^T of a weight with a codebook, for the multistage kernels. The gradient dX = dY W is the
+// product of dY with W^T. Rows of W^T are stored columns, and the reduction runs along stored rows.
 //
 // A byte has two rows of W^T at one column, where operand A takes two columns of one row. Weights
 // are packed from fp32, a conversion of any two numbers, so the exchange costs nothing: a lane

@@ -2,9 +2,9 @@
 // from them.
 //
 // The columns of a K-tile are multiplied in an order in which each lane's columns are neighbours:
-// lane t of four has columns 16t to 16t + 15. So it loads operand A as whole words of codes and B
-// in chunks of 16 bytes, each for two k-steps. A row has 128 bytes; odd rows exchange the chunks of
-// each pair, so that the eight lanes that load at a time read from different banks.
+// lane t of four has columns 16t to 16t + 15. It therefore loads operand A as whole words of codes
+// and B in chunks of 16 bytes, each for two k-steps. A row has 128 bytes; odd rows exchange the
+// chunks of each pair, so that the eight lanes that load at a time read from different banks.
 #pragma once
 
 #include <cstdint>

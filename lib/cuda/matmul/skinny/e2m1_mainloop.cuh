@@ -1,6 +1,6 @@
-// A warp's product of a warp tile of an MXFP4 or NVFP4 weight with its part of x. What scales
-// multiply depends on which columns a lane has: with up to 2 rows of x the sums of 16 columns, else
-// the weights.
+// A warp's product of a warp tile of an MXFP4 or NVFP4 weight with its part of x. With up to 2 rows
+// of x, scales multiply the sums of 16 columns. With more rows a lane has other columns, and scales
+// multiply the weights.
 #pragma once
 
 #include "cuda/matmul/skinny/e2m1_scale_stage.cuh"

@@ -1,6 +1,7 @@
 // The mainloop of a consumer thread for integer weights, CTA tiles of up to 64 rows of x and groups
 // of whole K-tiles. It differs from mainloop_scaled_sums.cuh in that a scale belongs to a K-tile.
-// So the tensor cores have the next step before they end one, and sums are scaled half as often.
+// The tensor cores therefore go from the first step of a K-tile to the second without a wait, and
+// sums are scaled half as often.
 #pragma once
 
 #include <cstdint>
