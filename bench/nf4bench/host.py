@@ -1,5 +1,5 @@
-"""What one Python call costs: the host overhead of calls that are not waited for, and a call with
-a device synchronize. Of dequantize, of matmul, and of a layer in decoding."""
+"""Times one Python call of dequantize, of matmul, and of a layer in decoding: the host overhead of
+calls without synchronization, and a call with a device synchronize."""
 
 from __future__ import annotations
 

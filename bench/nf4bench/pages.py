@@ -137,12 +137,13 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
     ]
     return "\n\n".join([
         f"The figures were measured on one {bench['device']} on {bench['date']} in bf16, with CUDA "
-        "graphs: NF4 with double quantization, and GPTQ in groups of 128. M is the number of rows "
-        "of x. The roofline is the fastest of several kernels that move the same bytes and do "
-        "nothing else. Dense is torch.nn.Linear (cuBLAS) in bf16, and grouped_mm for experts. "
+        "graphs: NF4 with double quantization, and GPTQ in groups of 128. A weight has N rows and "
+        "K columns, and x has M rows. The roofline is the fastest of several kernels that move the "
+        "same bytes and do nothing else. Dense is torch.nn.Linear (cuBLAS) in bf16, and grouped_mm "
+        "for experts. "
         "Humming is a library of W4A16 kernels (4-bit weights, 16-bit activations). The last three "
         "columns are the other library's time divided by libnf4's; above 1x, libnf4 is faster. "
-        "For quantize the ratio is that of eager calls, as a CUDA graph cannot capture "
+        "Both quantizes are timed as eager calls, because a CUDA graph cannot capture "
         "bitsandbytes' quantize.",
         README.markdown(found),
         " ".join(last),
@@ -243,7 +244,7 @@ def _matmul_document(matmul: Row, older: list[str]) -> list[str]:
         f"error over the shapes above. {errors(matmul)}".rstrip(),
         tables.worst_errors(matmul["errors"]).markdown(),
         "### A call of matmul from Python",
-        "The table has the host overhead of calls that are not waited for, and the time with a "
+        "The table has the host overhead of calls without synchronization, and the time with a "
         "device synchronize after each call.",
         tables.matmul_calls(matmul["call"]).markdown(),
         "### Kernels and spreads of matmul",
@@ -300,7 +301,7 @@ def _models_document(models: Row, older: list[str]) -> list[str]:
         "a step takes in addition.",
         tables.memory(models["rows"]).markdown(),
         "### A call of a layer",
-        "The table has the host overhead of calls that are not waited for.",
+        "The table has the host overhead of calls without synchronization.",
         tables.layer_calls(models["call"]).markdown(),
         "### Spreads and errors of whole models",
         "The error is ||y - y'|| / ||y'||, with y from NF4Linear and y' from bitsandbytes. It is "

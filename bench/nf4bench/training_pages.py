@@ -133,7 +133,7 @@ def page(figures: Row, changed: Collection[str] = ()) -> str:
         MEMORY.markdown(found["rows"]),
         "## The host overhead of one layer",
         "The table has forward and backward of one row of x through a layer with an adapter, for "
-        "calls that are not waited for, and the ratio to a torch.nn.Linear that is trained.",
+        "calls without synchronization, and the ratio to a trained torch.nn.Linear.",
         LAYER.markdown(found["layer"]),
         *_convergence(found),
         "## Single products",
