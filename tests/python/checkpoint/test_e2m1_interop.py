@@ -36,14 +36,18 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _KINDS = {"mxfp4": (MXFP4PackedCompressor, MXFP4A16), "nvfp4": (NVFP4PackedCompressor, NVFP4A16)}
 
 
-def compressed(kind: str, weight: torch.Tensor) -> tuple[dict[str, Any], torch.Tensor]:
+def compressed(
+    kind: str, weight: torch.Tensor, shared: torch.Tensor | None = None
+) -> tuple[dict[str, Any], torch.Tensor]:
     """What compressed-tensors makes of a weight: the tensors of a layer, and the weight that it
-    decompresses them to."""
+    decompresses them to. shared: the global scale of NVFP4, if it is not that of the weight."""
     compressor, scheme = _KINDS[kind]
     args = scheme["weights"]
     exact = weight.float()  # in bf16 it would round the global scale
     blocks = exact.unflatten(-1, (-1, args.group_size))
-    of_all = generate_gparam(exact.min(), exact.max()) if kind == "nvfp4" else None
+    of_all = shared
+    if kind == "nvfp4" and shared is None:
+        of_all = generate_gparam(exact.min(), exact.max())
     scales, _ = calculate_qparams(blocks.amin(-1), blocks.amax(-1), args, global_scale=of_all)
     given = {"weight": weight, "weight_scale": scales}
     if of_all is not None:
@@ -94,6 +98,30 @@ def test_quantize_gives_the_bytes_of_compressed_tensors(kind, spread, tmp_path):
         own = found[f"{LAYER}.{name}"]
         assert (own.dtype, own.shape) == (tensor.dtype, tensor.shape), name
         assert _bits(own) == _bits(tensor), name
+
+
+@pytest.mark.parametrize("group", [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")])
+def test_fused_layers_have_the_bytes_of_compressed_tensors(group, tmp_path):
+    """llm-compressor gives them the smallest of their global scales, which divides."""
+    torch.manual_seed(2)
+    weights = {
+        name: torch.randn(16 * rows, 64).mul(rows).bfloat16() for rows, name in enumerate(group, 1)
+    }
+    exact = [each.float() for each in weights.values()]
+    shared = torch.stack([generate_gparam(each.min(), each.max()) for each in exact]).min(0)[0]
+    parent = "model.layers.0.block"
+    save_file(
+        {f"{parent}.{name}.weight": each for name, each in weights.items()},
+        tmp_path / "dense.safetensors",
+    )
+    made = str(tmp_path / "q.safetensors")
+    assert main(["quantize", str(tmp_path / "dense.safetensors"), made, "--format", "nvfp4"]) == 0
+    found = load_file(made)
+    for name, weight in weights.items():
+        expected, _ = compressed("nvfp4", weight, shared)
+        for part, tensor in expected.items():
+            assert _bits(found.pop(f"{parent}.{name}.{part}")) == _bits(tensor), (name, part)
+    assert not found
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -190,18 +190,66 @@ def test_a_layer_that_was_quantized_again_is_saved(case, tmp_path):
     assert torch.equal(again.dequantize("fp32"), layer.dequantize("fp32"))
 
 
-def test_fused_layers_whose_global_scales_differ_are_named(tmp_path):
+def _saved(model: transformers.PreTrainedModel, folder: Path) -> tuple[dict, list[str]]:
+    """The tensors that save_pretrained writes, and what it says of global scales."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.save_pretrained(folder)
+    found = [text for each in said if "global scales" in (text := str(each.message))]
+    return load_file(folder / "model.safetensors"), found
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.3, 5.0, 40.0])
+def test_fused_layers_get_one_global_scale_again(layout, factor, tmp_path):
+    """As after an adapter is merged into k_proj. The numbers of all layers stay."""
+    model = models.llama()
+    nf4.torch.quantize_model(model, format="nvfp4", layout=layout)
+    attention = model.model.layers[0].self_attn
+    attention.k_proj.requantize(factor * attention.k_proj.dequantize("fp32"))
+    layers = {name: getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj")}
+    expected = {name: layer.dequantize("fp32") for name, layer in layers.items()}
+    stored, said = _saved(model, tmp_path)
+    name = {"compressed-tensors": "weight_global_scale", "modelopt": "weight_scale_2"}[layout]
+    scales = [stored[f"model.layers.0.self_attn.{each}.{name}"].view(()) for each in layers]
+    assert not said and len(set(map(float, scales))) == 1
+    again = nf4.torch.load(tmp_path).model.layers[0].self_attn
+    for name, dense in expected.items():
+        assert torch.equal(getattr(again, name).dequantize("fp32"), dense)
+        assert torch.equal(layers[name].dequantize("fp32"), dense)  # the model is as it was
+
+
+def test_fused_layers_that_cannot_share_a_global_scale_are_named(tmp_path):
     model = models.llama()
     nf4.torch.quantize_model(model, format="nvfp4")
-    layer = model.model.layers[0].self_attn.k_proj
-    for count in (0, 1):
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            model.save_pretrained(tmp_path / str(count))
-        named = [text for each in said if "global scales" in (text := str(each.message))]
-        assert len(named) == count
-        layer.requantize(2 * layer.dequantize("fp32"))
-    assert "layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj" in named[0]
+    attention = model.model.layers[0].self_attn
+    assert _saved(model, tmp_path / "equal")[1] == []
+    scale = attention.k_proj.nested_absmax
+    for factor in (1.5, 2.0**-20):  # no power of two, and more than the scales of blocks can take
+        attention.k_proj.nested_absmax = scale * factor
+        stored, said = _saved(model, tmp_path / str(factor))
+        assert len(said) == 1
+        assert "layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj" in said[0]
+        name = "model.layers.0.self_attn.k_proj.weight_global_scale"
+        assert float(stored[name]) == float(scale * factor)
+
+
+@pytest.mark.parametrize("rule", ["factor", "divisor"])
+def test_a_global_scale_is_kept_while_it_fits(rule):
+    linear = torch.nn.Linear(64, 6, bias=False)
+    layer = NF4Linear.from_linear(linear, format="nvfp4", scale_rule=rule)
+    before, dense = layer.quantized, layer.dequantize("fp32")
+    layer.requantize(dense)
+    assert torch.equal(layer.nested_absmax, before.nested_absmax)
+    assert torch.equal(layer.dequantize("fp32"), dense)
+    for exponent, steps in ((-60, -60), (-7, -7), (-6, 0), (-1, 0), (1, 1), (60, 60)):
+        layer.requantize(dense)
+        layer.requantize(dense * 2.0**exponent)
+        ratio = layer.nested_absmax / before.nested_absmax
+        assert float(ratio if rule == "factor" else 1 / ratio) == 2.0**steps, exponent
+        assert models.distance(layer.dequantize("fp32"), dense * 2.0**exponent) < 0.05
+    layer.requantize(torch.zeros_like(dense))
+    assert torch.equal(layer.dequantize("fp32"), torch.zeros_like(dense))
 
 
 def test_to_dense(tmp_path):

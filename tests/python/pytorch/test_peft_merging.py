@@ -41,10 +41,18 @@ def weight(model: torch.nn.Module) -> torch.Tensor:
     return made.weight.detach()
 
 
-def requantized(of: torch.Tensor, format: str = "nf4") -> torch.Tensor:
-    rule = "even" if format == "mxfp4" else None
-    made = nf4.torch.quantize(of, format=format, scale_rule=rule)
+def requantized(of: torch.Tensor, like: nf4.QuantizedTensor) -> torch.Tensor:
+    """`of` in the format of another weight and, in NVFP4, with its global scale."""
+    rule = "even" if like.format == "mxfp4" else None
+    made = nf4.torch.quantize(of, format=like.format, scale_rule=rule)
+    if like.format == "nvfp4":
+        made.nested_absmax.copy_(like.nested_absmax)
+        made = nf4.quantize(of.contiguous(), out=made)
     return nf4.torch.dequantize(made, "fp32")
+
+
+def merged_base(model: torch.nn.Module) -> nf4.QuantizedTensor:
+    return layer_of(model).get_base_layer().quantized
 
 
 @pytest.mark.parametrize(
@@ -64,7 +72,7 @@ def test_merge_and_unmerge(kind, format, options, safe):
         layer_of(each).lora_B["default"].weight.data /= 16
         each.merge_adapter(safe_merge=safe)
     assert layer_of(ours).merged
-    require_equal([weight(ours)], [requantized(weight(theirs), format)], 1e-2)
+    require_equal([weight(ours)], [requantized(weight(theirs), merged_base(ours))], 1e-2)
     x = torch.randn(3, IN)
     require_equal([ours(x)], [theirs(x)], QUANTIZED)
     for each in (ours, theirs):
@@ -193,9 +201,9 @@ def test_requantize(format):
     same = linear.dequantize("fp32")
     wanted = torch.randn(OUT, IN).t().contiguous().t()
     linear.requantize(wanted)
-    assert torch.equal(linear.dequantize("fp32"), requantized(wanted, format))
+    assert torch.equal(linear.dequantize("fp32"), requantized(wanted, linear.quantized))
     assert linear.dtype_before == "bf16" and linear.format == format
-    if format == "mxfp4":  # a scale is a power of two, and stays
+    if format in ("mxfp4", "nvfp4"):  # scales are powers of two, or those of before
         linear.requantize(same)
         assert torch.equal(linear.dequantize("fp32"), same)
     with pytest.raises(InvalidArgument, match=r"weight is of shape \(128, 192\); expected"):

@@ -208,9 +208,10 @@ def test_a_call_that_failed_can_be_repeated(monkeypatch, tmp_path, case):
     model = make()
     model.save_pretrained(tmp_path / "dense")
     quantize_checkpoint(tmp_path / "dense", tmp_path / "expected", QuantizeOptions(**options))
-    name = "quantize_int4" if options.get("format") == "int4" else "quantize"
-    floats = options.get("format") == "nvfp4"
-    fail_at(monkeypatch, name, 4, quantizing if floats else functional)
+    name, module = {
+        "int4": ("quantize_int4", functional), "nvfp4": ("quantize_into", quantizing)
+    }.get(options.get("format"), ("quantize", functional))  # fmt: skip
+    fail_at(monkeypatch, name, 4, module)
     with pytest.raises(torch.OutOfMemoryError):
         quantize_model(model, **options)
     assert sum(isinstance(each, (NF4Linear, Int4Linear)) for each in model.modules()) == 3

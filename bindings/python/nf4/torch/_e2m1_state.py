@@ -4,14 +4,16 @@ save_pretrained."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from nf4.checkpoint.e2m1_layouts import LAYOUTS, Layout
+import nf4
+from nf4.checkpoint.e2m1_layouts import LAYOUTS, NVFP4, Layout
 from nf4.checkpoint.e2m1_plan import fused_with
 from nf4.errors import InvalidArgument
+from nf4.torch._global_scales import with_global_scale
 from nf4.torch.modules.nf4_weight import NF4Weight
 
 _DTYPES = {
@@ -27,7 +29,7 @@ _PARTS = {"packed": "packed", "scales": "absmax", "global": "nested_absmax"}
 def as_stored(model: nn.Module) -> dict[str, Tensor] | None:
     """Returns the state_dict; None if the model has no such layers. Raises InvalidArgument for
     experts of which the checkpoint has a matrix each, and for layers that were in FP8, which the
-    settings name. Warns of layers that engines fuse and whose global scales differ."""
+    settings name. Warns of layers that engines fuse and that cannot have one global scale."""
     layers = {
         name: layer
         for name, layer in model.named_modules(remove_duplicate=False)
@@ -41,36 +43,49 @@ def as_stored(model: nn.Module) -> dict[str, Tensor] | None:
                 f"{name} was in FP8 in its checkpoint, and is dense now; expected a model that "
                 f"nf4.torch.to_dense made dense"
             )
-    _warn_of_unequal_scales(layers)
+    weights = {f"{name}.weight": layer.quantized for name, layer in layers.items()}
+    _share_scales(weights)
     state = model.state_dict()
     for name, layer in layers.items():
         own = f"{name}.weight"
         for key in [key for key in state if key == own or key.startswith(f"{own}.")]:
             del state[key]
-        state.update(_stored(name, layer))
+        state.update(_stored(name, layer, weights[own]))
     return state
 
 
-def _warn_of_unequal_scales(layers: Mapping[str, NF4Weight]) -> None:
-    scales = {
-        f"{name}.weight": layer.quantized.nested_absmax
-        for name, layer in layers.items()
-        if layer.format == "nvfp4"
+def _share_scales(weights: dict[str, nf4.QuantizedTensor[Tensor]]) -> None:
+    """Gives weights that engines fuse one global scale of NVFP4, without loss. Warns of those that
+    cannot have one. weights: by the name of the layer's weight."""
+    scaled = {
+        name: weight.nested_absmax.reshape(())
+        for name, weight in weights.items()
+        if weight.format == NVFP4 and weight.nested_absmax.numel() == 1
     }
-    for name, scale in scales.items():
-        fused = fused_with(name, scales)
-        if name == fused[0] and not all(torch.equal(scale, scales[each]) for each in fused):
+    for name in scaled:
+        fused = fused_with(name, scaled)
+        scales = torch.stack([scaled[each].cpu() for each in fused])
+        if name != fused[0] or bool(torch.all(scales == scales[0])):
+            continue
+        # The scale of the largest blocks.
+        shared = scales.min() if weights[name].scale_rule == "divisor" else scales.max()
+        made = {each: with_global_scale(weights[each], shared) for each in fused}
+        if all(each is not None for each in made.values()):
+            weights.update(made)
+        else:
             warnings.warn(
-                f"the global scales of {', '.join(fused)} differ, as after an adapter is merged "
-                f"into one of them. Engines that fuse these layers, such as vLLM, use one scale "
-                f"for all, and compute with other weights. Merge into a dense model, and quantize "
-                f"it by quantize_model, which shares the scales",
+                f"the global scales of {', '.join(fused)} differ, and not by a power of two that "
+                f"the scales of their blocks can take. Engines that fuse these layers, such as "
+                f"vLLM, use one scale for all, and compute with other weights. quantize_model "
+                f"shares the scales: quantize the dense model by it",
                 stacklevel=5,
             )
 
 
-def _stored(name: str, layer: NF4Weight) -> Iterator[tuple[str, Tensor]]:
-    layout, weight = _layout(name, layer), layer.quantized
+def _stored(
+    name: str, layer: NF4Weight, weight: nf4.QuantizedTensor[Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    layout = _layout(name, layer)
     shapes = layout.shapes(weight.shape, weight.blocksize)
     for part, dtype in layout.dtypes.items():
         tensor = getattr(weight, _PARTS[part])

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from nf4 import _torch
-from nf4._quantize import quantize
 from nf4.checkpoint.dtypes import NF4_TO_TORCH
 from nf4.checkpoint.e2m1_layouts import MXFP4, NVFP4, RULE_OF_MXFP4, WRITTEN, Layout
 from nf4.checkpoint.e2m1_plan import fused_with, global_scale
@@ -29,7 +28,7 @@ from nf4.torch._replacing_layers import is_in_4_bits, made_of, take_along
 from nf4.torch.experts import quantize_stack, save_as_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.modules.base import torch_device
-from nf4.torch.modules.nf4_weight import zeros
+from nf4.torch.modules.nf4_weight import quantize_into, zeros
 from nf4.typing import DTypeLike, Int4Layout
 
 _FORMATS = ("nf4", "fp4", "int4", "mxfp4", "nvfp4")
@@ -318,8 +317,7 @@ def _in_e2m1(weight: Tensor, layout: Layout, largest: float | None) -> Quantized
     out = zeros(shape, layout.format, None, None, dtype, weight.device, rule)
     if largest is not None:
         out.nested_absmax.fill_(float(global_scale(largest, rule == "divisor")))
-    threads = 0 if weight.is_cuda else torch.get_num_threads()
-    return quantize(weight.contiguous(), out=out, threads=threads)
+    return quantize_into(weight, out)
 
 
 def _replace_stack(

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 import nf4
 from nf4 import _convert, _torch
 from nf4._prepared import prepare
-from nf4.checkpoint.e2m1_layouts import MXFP4, RULE_OF_MXFP4
+from nf4.checkpoint.e2m1_layouts import MXFP4, NVFP4, RULE_OF_MXFP4
 from nf4.errors import InvalidArgument
 from nf4.torch import _state, functional
 from nf4.torch._checks import is_finite
+from nf4.torch._global_scales import rescaled
 from nf4.torch._packed_codes import PackedCodes
 from nf4.torch._weight import Spec, WeightParts
 from nf4.torch.modules.base import QuantizedModule, require_memory
@@ -58,6 +59,13 @@ def zeros(
         scale_rule=scale_rule,
         dtype=dtype,
     )
+
+
+def quantize_into(weight: Tensor, out: nf4.QuantizedTensor[Tensor]) -> nf4.QuantizedTensor[Tensor]:
+    """Quantizes a dense weight with as many threads as torch has. In NVFP4 `out` has the global
+    scales."""
+    threads = 0 if weight.is_cuda else torch.get_num_threads()
+    return nf4.quantize(weight.contiguous(), out=out, threads=threads)
 
 
 class _Key:
@@ -140,9 +148,11 @@ class NF4Weight(QuantizedModule):
 
     def requantize(self, weight: Tensor) -> None:
         """Replaces the weight by quantizing a dense weight of its shape, in its format, on its
-        device. NVFP4 gets new global scales, and MXFP4 scales by the rule "even", which has the
-        smallest error. Raises what nf4.quantize raises, and InvalidArgument for NaN and Inf, which
-        4 bits cannot store, and for a module that is prepared for fully_shard."""
+        device. MXFP4 gets scales by the rule "even", which has the smallest error. NVFP4 keeps its
+        global scales, or gets them times a power of two if that gives the blocks better scales:
+        save_pretrained can then give layers that engines fuse one global scale. Raises what
+        nf4.quantize raises, and InvalidArgument for NaN and Inf, which 4 bits cannot store, and for
+        a module that is prepared for fully_shard."""
         self.require_unprepared()
         if tuple(weight.shape) != self.spec.shape:
             raise InvalidArgument(
@@ -150,13 +160,21 @@ class NF4Weight(QuantizedModule):
             )
         if not is_finite(weight):
             raise InvalidArgument("weight has NaN or Inf; expected finite numbers")
-        made = functional.quantize(
-            weight.detach().to(self.weight.device).contiguous(),
-            format=self.format,
-            blocksize=self.blocksize,
-            nested_blocksize=self.nested_blocksize,
-            scale_rule=RULE_OF_MXFP4 if self.format == MXFP4 else self.scale_rule,
-        )
+        weight, own = weight.detach().to(self.weight.device), self.quantized
+        scales = rescaled(own, weight) if self.format == NVFP4 else None
+        if scales is None:
+            made = functional.quantize(
+                weight.contiguous(),
+                format=self.format,
+                blocksize=self.blocksize,
+                nested_blocksize=self.nested_blocksize,
+                scale_rule=RULE_OF_MXFP4 if self.format == MXFP4 else self.scale_rule,
+            )
+        else:
+            packed, absmax = (torch.empty_like(each.detach()) for each in (own.packed, own.absmax))
+            parts = {"packed": packed, "absmax": absmax, "nested_absmax": scales}
+            out = dataclasses.replace(own, **parts, dtype=_torch.dtype_name(weight.dtype))
+            made = quantize_into(weight, out)
         self._take_weight(dataclasses.replace(made, dtype=self.dtype_before))
 
     def parts(self) -> WeightParts:
