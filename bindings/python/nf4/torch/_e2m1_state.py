@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import nf4
-from nf4.checkpoint.e2m1_layouts import LAYOUTS, NVFP4, Layout
+from nf4.checkpoint.e2m1_layouts import LAYOUTS, Layout
 from nf4.checkpoint.e2m1_plan import fused_with
 from nf4.errors import InvalidArgument
 from nf4.torch._global_scales import with_global_scale
@@ -57,10 +58,11 @@ def as_stored(model: nn.Module) -> dict[str, Tensor] | None:
 def _share_scales(weights: dict[str, nf4.QuantizedTensor[Tensor]]) -> None:
     """Gives weights that engines fuse one global scale of NVFP4, without loss. Warns of those that
     cannot have one. weights: by the name of the layer's weight."""
+    every: dict[str, Any] = {name: weight.nested_absmax for name, weight in weights.items()}
     scaled = {
-        name: weight.nested_absmax.reshape(())
-        for name, weight in weights.items()
-        if weight.format == NVFP4 and weight.nested_absmax.numel() == 1
+        name: scale.reshape(())
+        for name, scale in every.items()
+        if scale is not None and scale.numel() == 1
     }
     for name in scaled:
         fused = fused_with(name, scaled)
@@ -70,8 +72,9 @@ def _share_scales(weights: dict[str, nf4.QuantizedTensor[Tensor]]) -> None:
         # The scale of the largest blocks.
         shared = scales.min() if weights[name].scale_rule == "divisor" else scales.max()
         made = {each: with_global_scale(weights[each], shared) for each in fused}
-        if all(each is not None for each in made.values()):
-            weights.update(made)
+        found = {each: weight for each, weight in made.items() if weight is not None}
+        if len(found) == len(fused):
+            weights.update(found)
         else:
             warnings.warn(
                 f"the global scales of {', '.join(fused)} differ, and not by a power of two that "

@@ -5,6 +5,7 @@ the scales of blocks are E4M3, whose exponent takes it."""
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ def rescaled(weight: nf4.QuantizedTensor[Tensor], dense: Tensor) -> Tensor | Non
     """Returns the global scales for a dense weight that replaces `weight` in NVFP4: its own, each
     times the smallest power of two with which the largest block has room, and 1 if that leaves the
     blocks enough precision. None if one is not a positive number."""
-    scales, divides = weight.nested_absmax, weight.scale_rule == "divisor"
+    scales: Any = weight.nested_absmax
+    divides = weight.scale_rule == "divisor"
     rows = dense.reshape(-1, dense.shape[-1])
     largest = torch.stack(list(maxima(rows, weight.nested_blocksize or len(rows)))).float()
     share = (largest * scales if divides else largest / scales) / LARGEST
@@ -45,13 +47,14 @@ def with_global_scale(
 ) -> nf4.QuantizedTensor[Tensor] | None:
     """Returns the same numbers in NVFP4 with another global scale; None if the scales of the blocks
     cannot have them."""
-    own = weight.nested_absmax
+    own: Any = weight.nested_absmax
+    blocks: Any = weight.absmax
     scale = scale.to(own.device, copy=True).reshape(
         own.shape
     )  # transformers saves no shared memory
     ratio = own / scale if weight.scale_rule == "divisor" else scale / own
     mantissa, _ = torch.frexp(ratio)
-    wanted = weight.absmax.view(torch.float8_e4m3fn).float() / ratio
+    wanted = blocks.view(torch.float8_e4m3fn).float() / ratio
     made = wanted.to(torch.float8_e4m3fn)
     if not bool(torch.all(mantissa == 0.5)) or not torch.equal(made.float(), wanted):
         return None

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -118,8 +118,8 @@ def _fill(model: nn.Module, opened: _Opened, device: torch.device, seed: int) ->
             _reading.fill_box(own, begin, checkpoint.owner[name], info)
         elif own is not None:
             _reading.fill(own, checkpoint.owner[name], info, rows=names.rows(name))
-    for weight in found.fp8.values():
-        _fill_fp8(names, weight, checkpoint)
+    for in_fp8 in found.fp8.values():
+        _fill_fp8(names, in_fp8, checkpoint)
     checkpoint.check_unchanged()
     return None, ""
 
@@ -131,7 +131,8 @@ def _fill_fp8(names: Names, weight: Fp8Weight, checkpoint: Checkpoint) -> None:
         if names.is_ignored(weight.name):
             return
         raise FormatError(weight.path, "the model has no place for it", weight.name)
-    names.tensors[names.target(weight.name)][0].was_in_fp8 = True
+    owner: Any = names.tensors[names.target(weight.name)][0]
+    owner.was_in_fp8 = True
     dtype = _torch.dtype_name(own.dtype) if own.dtype in DTYPES else "fp32"
     dense = tensor_of(weight.dense(checkpoint, dtype))
     _reading.put(own, names.begins.get(weight.name), dense, weight.path, weight.name)
@@ -199,7 +200,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, object]]:
 
 def _give_memory(model: nn.Module, device: torch.device) -> None:
     """Allocates tensors on meta. A parameter in several places stays one."""
-    first: dict[int, nn.Parameter] = {}
+    first: dict[int, nn.Parameter | None] = {}
     places = [
         (module, name, parameter)
         for module in model.modules()
