@@ -1,10 +1,10 @@
 """Quantizes and dequantizes on raw device buffers, without torch, on a stream of its own, and
 compares every bit with the CPU.
 
-    python examples/python/device_buffers.py     # exits with 77 where there is no GPU
+    python examples/python/device_buffers.py     # exits with 77 if there is no GPU
 
 Memory and stream come from the CUDA driver through ctypes. Any other source of device
-addresses does as well.
+addresses works too.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A Qwen3-shaped mixture of experts on the CPU in 4 bits, the stacks of experts too: its size, its
-logits beside the dense model's, and a few tokens from it. The weights are random.
+"""Quantizes a Qwen3-shaped mixture of experts to 4 bits on the CPU, with its stacks of experts.
+Prints its size, compares its logits with the dense model's, and generates a few tokens. The weights
+are random.
 
 python examples/python/experts.py
 """

@@ -1,4 +1,4 @@
-"""A layer that bitsandbytes quantized, dequantized by libnf4 from the same memory.
+"""Dequantizes a layer that bitsandbytes quantized, from the same memory, and compares the values.
 
 python examples/python/from_bitsandbytes.py
 """

@@ -1,14 +1,14 @@
-"""Text from a LLaMA-shaped model in 4 bits, in every form that serves it, and tokens a second
-beside the same weights dense:
+"""Generates text from a LLaMA-shaped model in 4 bits, in every form that serves it. Prints tokens a
+second of each form and of the dense model:
 
     quantize_model   a dense model, quantized in place: NF4Linear
     bitsandbytes     saved, and loaded by from_pretrained as Linear4bit, on bitsandbytes' kernels
     drop-in          the same with libnf4 registered behind bitsandbytes
     convert          the same bytes in NF4Linear
 
-The weights are random, made here. On a GPU the layers are LLaMA-7B's, and the decode steps are
-compiled with a static cache, which captures them in CUDA graphs: q, k and v are multiplied together
-then, and so are gate and up. The forms of bitsandbytes need bitsandbytes and accelerate.
+The weights are random. On a GPU the layers are LLaMA-7B's, and the decode steps are compiled with a
+static cache, which captures them in CUDA graphs. There, one call multiplies q, k and v, and one
+call multiplies gate and up. The forms of bitsandbytes need bitsandbytes and accelerate.
 
 python examples/python/generate.py [--layers 8] [--tokens 64] [--forms dense,convert]
 """

@@ -1,5 +1,5 @@
-"""The MLP of a LLaMA-shaped model on the CPU, y = down(silu(gate(x)) * up(x)), with weights in 4
-bits, beside the same with dequantized weights.
+"""Computes the MLP of a LLaMA-shaped model on the CPU, y = down(silu(gate(x)) * up(x)), with
+weights in 4 bits. Compares the result with the same MLP on dequantized weights.
 
 python examples/python/mlp.py
 """

@@ -1,7 +1,7 @@
-"""QLoRA on a GPU or a CPU: adapters are trained beside a small LLaMA-shaped model in 4 bits, by
+"""Trains adapters beside a small LLaMA-shaped model in 4 bits (QLoRA), on a GPU or a CPU, with
 transformers, PEFT and bitsandbytes, which runs on libnf4's kernels.
 
-The model is made here, so that nothing is downloaded, and learns to count in steps.
+The script makes the model, so it downloads nothing. The model learns to count in steps.
 
 python examples/python/qlora.py
 """

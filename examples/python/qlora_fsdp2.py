@@ -1,13 +1,13 @@
-"""QLoRA over several GPUs: a LLaMA-shaped model in 4 bits, sharded by FSDP2, with adapters that are
-trained beside it. Each all-gather moves the four bits; no rank makes a dense weight.
+"""Trains adapters beside a LLaMA-shaped model in 4 bits that FSDP2 shards over several GPUs
+(QLoRA). Each all-gather moves the 4-bit codes; no rank makes a dense weight.
 
-The model is made here, so that nothing is downloaded, and learns to count in steps.
+The script makes the model, so it downloads nothing. The model learns to count in steps.
 
 torchrun --nproc-per-node 8 examples/python/qlora_fsdp2.py
-    on GPUs, by NCCL. On several machines torchrun takes --nnodes and --rdzv-endpoint besides, and
-    this --folder with a directory that all of them share
+    on GPUs, with NCCL. On several machines, add torchrun's --nnodes and --rdzv-endpoint, and this
+    script's --folder with a directory that all machines share
 python examples/python/qlora_fsdp2.py
-    two processes on the CPU, by gloo
+    two processes on the CPU, with gloo
 """
 
 import argparse
