@@ -90,7 +90,9 @@ def convert_floats(
     said = quantization(checkpoint)
     cache = () if said is None else ("kv_cache_scheme", "kv_cache_quant_algo")
     if said is not None and any(said.config.get(key) for key in cache):
-        raise FormatError(said.path, f"cannot become {to}: it quantizes the cache of keys")
+        raise FormatError(
+            said.path, f"cannot become {to}: it quantizes the cache of keys and values"
+        )
     if to == NF4:
         steps, config = _to_nf4(checkpoint, found, threads)
     else:

@@ -161,5 +161,5 @@ def model_config(
         if dataclasses.is_dataclass(owner) and path[-1] in {
             f.name for f in dataclasses.fields(owner)
         }:
-            raise ValueError(f"{'.'.join(path)} names a place; expected a word")
+            raise ValueError(f"{'.'.join(path)} names a place; expected a plain name")
     return made

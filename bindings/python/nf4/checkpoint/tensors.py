@@ -195,8 +195,8 @@ def _item(name: str, value: Any) -> _Item:
     if isinstance(weight, QuantizedTensor):
         if weight.codebook is not None:
             raise InvalidArgument(
-                f"{name} has a codebook of its own; expected that of {weight.format}, which "
-                f"bitsandbytes uses whatever a file says"
+                f"{name} has a codebook of its own; expected the codebook of {weight.format}: "
+                f"bitsandbytes uses no other, even if a file has one"
             )
         plan = State(weight.format, weight.blocksize, weight.dtype, weight.shape,
                      weight.nested_blocksize, scale_rule=weight.scale_rule)  # fmt: skip

@@ -383,8 +383,8 @@ def refuse_overlap(source: str | os.PathLike[str], destination: str | os.PathLik
     common = os.path.commonpath([real_source, real_destination])
     if common == real_destination or (common == real_source and os.path.isdir(real_source)):
         raise OutputRefused(
-            f"{os.fspath(destination)}: the output and the input are one inside the "
-            "other; expected an output beside the input"
+            f"{os.fspath(destination)}: one of the output and the input is inside the other; "
+            "expected an output beside the input"
         )
 
 

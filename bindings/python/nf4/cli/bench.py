@@ -12,15 +12,15 @@ from nf4.cli.exits import Exit
 from nf4.tuning import api, report, summary
 
 _DESCRIPTION = """\
-Measure a report of a GPU and write it to FILE as one JSON document: facts of the GPU, versions, the
-costs that nf4 tune would store, times beside bitsandbytes (if it is installed) and a dense weight,
-and checks of bits and errors. It takes about twice as long as nf4 tune. Nothing else should use the
-GPU meanwhile. No costs are stored. Needs PyTorch.
+Measure a report of a GPU and write it to FILE as one JSON document: properties of the GPU,
+versions, the costs that nf4 tune would store, times beside bitsandbytes (if it is installed) and a
+dense weight, and checks of bits and errors. It takes about twice as long as nf4 tune. Nothing else
+should use the GPU meanwhile. No costs are stored. Needs PyTorch.
 """
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(commands, "bench", run, "measure a report of this GPU", _DESCRIPTION)
+    parser = add_command(commands, "bench", run, "write a report of this GPU's times", _DESCRIPTION)
     parser.add_argument("file", metavar="FILE", help="where the report goes; replaced if it exists")
     parser.add_argument(
         "--device", type=positive_or_zero, default=0, metavar="N", help="the GPU (default: 0)"

@@ -45,7 +45,9 @@ T = TypeVar("T")
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(commands, "compare", run, "the error of a quantized model", _DESCRIPTION)
+    parser = add_command(
+        commands, "compare", run, "show the error of a quantized model", _DESCRIPTION
+    )
     parser.add_argument("reference", metavar="REFERENCE", help="a checkpoint, usually dense")
     parser.add_argument("other", metavar="QUANTIZED", help="a checkpoint of the same model")
     parser.add_argument(

@@ -22,15 +22,17 @@ multiple of 8; in gptq and gptq_v2, columns that are not a multiple of 8; in all
 compressed-tensors, several group sizes. Scales keep their dtype, fp16 or bf16. Programs that
 load AWQ or GPTQ cast them to the dtype in which they compute.
 
-Weights in MXFP4 and NVFP4 become compressed-tensors or, NVFP4, modelopt: the codes and the scales
-of blocks stay, and the global scale is inverted where one layout multiplies by it and the other
-divides; a weight that would change in the model's dtype is refused. With `--to nf4` they are
-quantized to NF4, and the report has the error.
+Weights in MXFP4 are converted to compressed-tensors, and weights in NVFP4 to compressed-tensors or
+modelopt. The codes and the scales of blocks stay. The global scale is inverted if one layout
+multiplies by it and the other divides; a weight that would change in the model's dtype is refused.
+With `--to nf4` these weights are quantized to NF4, and the report has the error.
 """
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(commands, "convert", run, "between layouts of 4-bit weights", _DESCRIPTION)
+    parser = add_command(
+        commands, "convert", run, "convert between layouts of 4-bit weights", _DESCRIPTION
+    )
     add_conversion(parser)
     parser.add_argument("--to", choices=tuple(TARGETS), required=True, help="the layout of DST")
 

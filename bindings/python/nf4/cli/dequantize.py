@@ -14,12 +14,13 @@ Dequantize the 4-bit weights of a checkpoint, and those in FP8 beside them. SRC 
 both files or both directories; DST has the same shards as SRC. Dense tensors are copied
 unchanged, quantization_config is removed from config.json, and the files beside the weights
 are copied as by `nf4 quantize`.
-A warning says where transformers does not load experts that have a matrix each.
+
+The command warns if transformers does not load experts with a matrix for each expert.
 """
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(commands, "dequantize", run, "a 4-bit model to a dense one", _DESCRIPTION)
+    parser = add_command(commands, "dequantize", run, "make a 4-bit model dense", _DESCRIPTION)
     add_conversion(parser)
     add_dtype(
         parser,

@@ -42,7 +42,9 @@ _PACKAGES = ("numpy", "ml_dtypes", "safetensors", "torch", "bitsandbytes", "tran
 
 
 def add_parser(commands: Any) -> None:
-    add_command(commands, "doctor", run, "which kernels run on this machine, and why", _DESCRIPTION)
+    add_command(
+        commands, "doctor", run, "show which kernels run on this machine, and why", _DESCRIPTION
+    )
 
 
 def _cpu_flags() -> set[str]:

@@ -67,8 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of `nf4`. Each subcommand sets `run`."""
     parser = Parser(
         prog="nf4",
-        description="4-bit checkpoints: NF4 and FP4 of bitsandbytes, integers of GPTQ, AWQ and "
-        "compressed-tensors.",
+        description="4-bit checkpoints: NF4 and FP4 of bitsandbytes, MXFP4 and NVFP4, and integers "
+        "of GPTQ, AWQ and compressed-tensors.",
         epilog=EPILOG,
         formatter_class=HelpFormatter,
     )

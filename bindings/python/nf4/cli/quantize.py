@@ -17,11 +17,11 @@ from nf4.cli.console import add_command, add_conversion, add_dtype
 from nf4.cli.conversion import run_conversion
 
 _DESCRIPTION = """\
-Quantize the linear layers of a dense model to 4 bits: nf4 and fp4 in the layout that
-bitsandbytes and transformers load, int4 (integers with a scale for each group, rounded to
-nearest) in the layout of compressed-tensors, GPTQ or AWQ, mxfp4 and nvfp4 (rounded to nearest)
-in that of compressed-tensors, nvfp4 also in ModelOpt's. SRC and DST are both files or both
-directories; DST has the same shards as SRC.
+Quantize the linear layers of a dense model to 4 bits. nf4 and fp4 have the layout that
+bitsandbytes and transformers load. int4 (integers with a scale for each group) has the layout of
+compressed-tensors, GPTQ or AWQ. mxfp4 has the layout of compressed-tensors or gpt-oss, and nvfp4
+that of compressed-tensors or ModelOpt. Values are rounded to nearest. SRC and DST are both files
+or both directories; DST has the same shards as SRC.
 
 An installed transformers, 5.0 or later, decides from the model's modules which layers can be
 4-bit. Without it, and for a model that it does not know or that needs timm, the names and
@@ -53,7 +53,9 @@ _OF_BITSANDBYTES = {
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(commands, "quantize", run, "a dense model to 4 bits", _DESCRIPTION)
+    parser = add_command(
+        commands, "quantize", run, "quantize a dense model to 4 bits", _DESCRIPTION
+    )
     add_conversion(parser)
     parser.add_argument(
         "--format", choices=(*FORMATS, "int4"), default="nf4", help="(default: nf4)"
@@ -63,14 +65,14 @@ def add_parser(commands: Any) -> None:
         type=int,
         choices=[2**power for power in range(5, 13)],
         metavar="N",
-        help="weights per scale: a power of two, 32..4096 (default: 64)",
+        help="for nf4 and fp4: weights per scale, a power of two, 32..4096 (default: 64)",
     )
     parser.add_argument(
         "--flat",
         dest="nested",
         action="store_false",
         default=None,
-        help="float32 scales (default: double quantization, 8-bit scales)",
+        help="for nf4 and fp4: float32 scales (default: double quantization, 8-bit scales)",
     )
     parser.add_argument(
         "--skip",

@@ -25,12 +25,14 @@ _DESCRIPTION = """\
 Measure how long libnf4's kernels and dequantize + a dense product take on a GPU, and store costs
 in the user's cache folder. It takes less than half a minute on an H200 and longer on slower GPUs,
 and nothing else should use the GPU meanwhile. Python programs that start afterwards choose by the
-costs. Results change by no more than the order of sums. Needs PyTorch.
+costs. Other kernels may sum in another order, which can change the last bits. Needs PyTorch.
 """
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(commands, "tune", run, "measure this GPU, to choose by", _DESCRIPTION)
+    parser = add_command(
+        commands, "tune", run, "measure this GPU, for the choice of kernels", _DESCRIPTION
+    )
     parser.add_argument(
         "--device", type=positive_or_zero, default=0, metavar="N", help="the GPU (default: 0)"
     )

@@ -100,6 +100,6 @@ def _layout(name: str, layer: NF4Weight) -> Layout:
         if (layout.name, layout.format) == (layer.stored_layout, layer.format):
             return layout
     raise InvalidArgument(
-        f"{name} is in {layer.format} of no checkpoint's layout, as are experts of which the "
-        f"checkpoint has a matrix each; expected a model that nf4.torch.to_dense made dense"
+        f"no layout of checkpoints has a place for {name} in {layer.format}, such as experts that "
+        f"were one matrix each; expected a model that nf4.torch.to_dense made dense"
     )

@@ -56,7 +56,7 @@ def require_standard_table(name: str, table: Tensor | None, format: str) -> None
         return
     expected = standard_table(format, table.device).to(table.dtype)
     if not table.is_floating_point() or not torch.equal(table, expected):
-        raise InvalidArgument(f"{name} is not the table of {format}; no other can be used")
+        raise InvalidArgument(f"{name} is not the table of {format}; libnf4 uses no other table")
 
 
 def save(weight: nf4.QuantizedTensor) -> dict[str, Tensor]:

@@ -90,7 +90,7 @@ class Int4Cut(Cut):
             if in_words and not _fits(ranges, extent, step, name == "packed"):
                 raise InvalidArgument(
                     f"{named(dim, ranges)} cannot be cut from a weight of shape {shape}, layout "
-                    f"{layout} and group_size {group_size}: {name} has {step} of them in one"
+                    f"{layout} and group_size {group_size}: a word of {name} has {step} of them"
                 )
             found = tuple((begin // step, -(-end // step)) for begin, end in ranges)
             reads[name] = Read(views[name], axis.dim, found)

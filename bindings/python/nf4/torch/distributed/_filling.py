@@ -162,7 +162,7 @@ def _int4_cut(of: CutOf, weight: Int4Weight, checkpoint: Checkpoint) -> Int4Cut:
 
 
 def _not_standard(weight: Weight) -> FormatError:
-    reason = f"its quant_map is not the table of {weight.format}; no other can be used"
+    reason = f"its quant_map is not the table of {weight.format}; libnf4 uses no other table"
     return FormatError(weight.path, reason, weight.name)
 
 
