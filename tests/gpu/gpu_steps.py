@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_execution import ROOT, Failure, Step, execute
+from passed import GPU, Passed, digest
+from sources import SCRIPTS, source_hash
 
 sys.path.insert(0, str(ROOT / "bench"))
 from nf4bench.families_cases import FAMILIES, Family  # noqa: E402
@@ -54,8 +57,6 @@ FILES_AT_ONCE = 2
 # The driver compiles PTX on one core for half a minute in each program: the files of that step run
 # side by side.
 PTX_FILES_AT_ONCE = os.cpu_count() or FILES_AT_ONCE
-# The name of the step of Python's tests, and how those of the families' end.
-PYTHON = "Python"
 RUST = ROOT / ".cache" / "rust"
 # The steps of a family try the choices that the library makes there, on fewer shapes than the step
 # of PTX tries their kernels on, and those of Python's tests whose values no choice changes.
@@ -113,19 +114,36 @@ def by_file(run: Callable[[str], T], files_at_once: int = FILES_AT_ONCE) -> list
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def total(runs: list[dict]) -> dict:
+    """The counts of several runs. The time is theirs if some of them are of before."""
+    names = runs[0].keys() - {"seconds", "resumed"}
+    counts = {name: sum(run[name] for run in runs) for name in runs[0] if name in names}
+    if any("resumed" in run for run in runs):
+        counts |= {"seconds": round(sum(run["seconds"] for run in runs), 1), "resumed": True}
+    return counts
+
+
 def catch2(
-    program: Path, tags: str, folder: Path, files_at_once: int = FILES_AT_ONCE, **environment: str
+    kept: Passed,
+    program: Path,
+    tags: str,
+    folder: Path,
+    files_at_once: int = FILES_AT_ONCE,
+    **environment: str,
 ) -> dict:
     def run(file: str) -> dict:
-        with tempfile.NamedTemporaryFile(suffix=".xml", dir=folder) as made:
-            junit = Path(made.name)
         command = [str(program), "--filenames-as-tags", file + tags, "-r", "junit"]
-        counts = run_junit([*command, "-o", str(junit)], junit, **environment)
-        suites = xml.etree.ElementTree.parse(junit).getroot().iter("testsuite")
-        return counts | {"assertions": sum(int(suite.get("tests", 0)) for suite in suites)}
 
-    found = by_file(run, files_at_once)
-    return require_some({name: sum(counts[name] for counts in found) for name in found[0]}, tags)
+        def anew() -> dict:
+            with tempfile.NamedTemporaryFile(suffix=".xml", dir=folder) as made:
+                junit = Path(made.name)
+            counts = run_junit([*command, "-o", str(junit)], junit, **environment)
+            suites = xml.etree.ElementTree.parse(junit).getroot().iter("testsuite")
+            return counts | {"assertions": sum(int(suite.get("tests", 0)) for suite in suites)}
+
+        return kept.once(command, environment, {"program": digest(program)}, anew)
+
+    return require_some(total(by_file(run, files_at_once)), tags)
 
 
 def require_some(counts: dict, tests: str) -> dict:
@@ -139,36 +157,53 @@ def python_tests() -> list[str]:
     return [path.name for path in found if path.name != "test_gpu_run.py"]  # which needs none
 
 
-def pytest(folder: Path, tests: Iterable[str], **environment: str) -> dict:
-    with tempfile.NamedTemporaryFile(suffix=".xml", dir=folder) as made:
-        junit = Path(made.name)
+def pytest(kept: Passed, folder: Path, tests: Iterable[str], **environment: str) -> dict:
     paths = [str(ROOT / "tests" / "python" / "gpu" / test) for test in tests]
-    command = [sys.executable, "-m", "pytest", "-q", *paths, f"--junitxml={junit}"]
-    return require_some(run_junit(command, junit, **environment), "pytest")
+    command = [sys.executable, "-m", "pytest", "-q", *paths]
+
+    def anew() -> dict:
+        with tempfile.NamedTemporaryFile(suffix=".xml", dir=folder) as made:
+            junit = Path(made.name)
+        return run_junit([*command, f"--junitxml={junit}"], junit, **environment)
+
+    extension = importlib.util.find_spec("_nf4_fast")
+    library = environment.get("NF4_LIBRARY") or os.environ.get("NF4_LIBRARY")
+    of = {
+        "bindings": source_hash(ROOT, SCRIPTS),
+        "extension": digest(Path(extension.origin)) if extension and extension.origin else "",
+        "library": digest(Path(library)) if library else "",
+    }
+    return require_some(total([kept.once(["pytest", *paths], environment, of, anew)]), "pytest")
 
 
-def sanitize(program: Path, tool: str, tags: str, gpu: str) -> dict:
+def sanitize(kept: Passed, program: Path, tool: str, tags: str, gpu: str) -> dict:
     """One of compute-sanitizer's tools over kernels; raises on the first report."""
     base = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", str(program)]
-    on = {"NF4_TEST_SHAPES": SANITIZER_SHAPES, "CUDA_VISIBLE_DEVICES": gpu}
+    on = {"NF4_TEST_SHAPES": SANITIZER_SHAPES, GPU: gpu}
 
-    def ran(file: str) -> bool:
+    def run(file: str) -> dict:
         chosen = ["--filenames-as-tags", file + tags]
-        # compute-sanitizer fails where nothing is launched. The status is how many tests there are.
-        if execute([str(program), *chosen, "--list-test-names-only"], **on)[0] == 0:
-            return False
-        status, output = execute([*base, *chosen], **on)
-        summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
-        if status != 0 or summary is None or summary[1] != "0":
-            raise Failure(f"compute-sanitizer {tool} ended with {status}:\n{output}")
-        return True
+
+        def anew() -> dict:
+            # compute-sanitizer fails where nothing is launched. The status is how many tests there
+            # are.
+            if execute([str(program), *chosen, "--list-test-names-only"], **on)[0] == 0:
+                return {"ran": 0}
+            status, output = execute([*base, *chosen], **on)
+            summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
+            if status != 0 or summary is None or summary[1] != "0":
+                raise Failure(f"compute-sanitizer {tool} ended with {status}:\n{output}")
+            return {"ran": 1}
+
+        return kept.once([*base, *chosen], on, {"program": digest(program)}, anew)
 
     # Racecheck leaves a GPU no time for its own files side by side.
-    if not any([ran("")] if tool == "racecheck" else by_file(ran)):
+    counts = total([run("")] if tool == "racecheck" else by_file(run))
+    if not counts.pop("ran"):
         raise Failure(f"compute-sanitizer {tool} {tags}: no test ran")
     if tool == "memcheck" and execute([*base, "[.planted]"], **on)[0] != 9:
         raise Failure("compute-sanitizer memcheck missed a planted write past the end")
-    return {"reports": 0, "shapes_per_kernel": 48 * int(SANITIZER_SHAPES)}
+    return counts | {"reports": 0, "shapes_per_kernel": 48 * int(SANITIZER_SHAPES)}
 
 
 def examples(build: Path) -> dict:
@@ -210,19 +245,20 @@ def examples(build: Path) -> dict:
     return result
 
 
-def two_gpus(build: Path, devices: int, folder: Path, _gpu: str) -> dict:
+def two_gpus(kept: Passed, build: Path, devices: int, folder: Path, _gpu: str) -> dict:
     if devices < 2:
         return {"missing": "a second GPU"}
-    return catch2(check_cuda(build), "[.two-gpus]", folder)
+    return catch2(kept, check_cuda(build), "[.two-gpus]", folder)
 
 
-def tests(build: Path, ptx_build: Path, folder: Path) -> dict[str, Step]:
+def tests(kept: Passed, build: Path, ptx_build: Path, folder: Path) -> dict[str, Step]:
     def of(tags: str) -> Step:
-        return lambda gpu: catch2(check_cuda(build), tags, folder, CUDA_VISIBLE_DEVICES=gpu)
+        return lambda gpu: catch2(kept, check_cuda(build), tags, folder, **{GPU: gpu})
 
     def ptx(gpu: str) -> dict:
-        on = {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_FORCE_PTX_JIT": "1"}
-        return catch2(check_cuda(ptx_build), "[cuda]~[large]", folder, PTX_FILES_AT_ONCE, **on)
+        on = {GPU: gpu, "CUDA_FORCE_PTX_JIT": "1"}
+        program = check_cuda(ptx_build)
+        return catch2(kept, program, "[cuda]~[large]", folder, PTX_FILES_AT_ONCE, **on)
 
     return {
         "compute_75 and compute_80 PTX": ptx,
@@ -230,14 +266,14 @@ def tests(build: Path, ptx_build: Path, folder: Path) -> dict[str, Step]:
         "matmul": of("[cuda][matmul]"),
         "a sticky error": of("[.sticky]"),
         "a cold capture": of("[.cold]"),
-        PYTHON: lambda _: pytest(folder, python_tests()),
+        "Python": lambda _: pytest(kept, folder, python_tests()),
     }
 
 
-def sanitizers(build: Path, race_build: Path) -> dict[str, Step]:
+def sanitizers(kept: Passed, build: Path, race_build: Path) -> dict[str, Step]:
     def of(tool: str, tags: str) -> Step:
         program = race_build if tool == "racecheck" else build
-        return lambda gpu: sanitize(check_cuda(program), tool, tags, gpu)
+        return lambda gpu: sanitize(kept, check_cuda(program), tool, tags, gpu)
 
     return {name: of(*each) for name, each in SANITIZER_STEPS.items()}
 
@@ -254,30 +290,30 @@ def family_info(family: Family, library: Path) -> dict:
     return info
 
 
-def family_steps(family: Family, root: Path, folder: Path) -> dict[str, Step]:
+def family_steps(kept: Passed, family: Family, root: Path, folder: Path) -> dict[str, Step]:
     """Returns the steps of one build, which is in `root`."""
 
     def kernels(gpu: str) -> dict:
-        on = {"CUDA_VISIBLE_DEVICES": gpu, "NF4_TEST_SHAPES": FAMILY_SHAPES}
-        return catch2(check_cuda(family.build(root)), FAMILY_TAGS, folder, **on)
+        on = {GPU: gpu, "NF4_TEST_SHAPES": FAMILY_SHAPES}
+        return catch2(kept, check_cuda(family.build(root)), FAMILY_TAGS, folder, **on)
 
     def python(gpu: str) -> dict:
-        on = {"CUDA_VISIBLE_DEVICES": gpu, "NF4_LIBRARY": str(family.library(root))}
-        return pytest(folder, FAMILY_TESTS, **on)
+        on = {GPU: gpu, "NF4_LIBRARY": str(family.library(root))}
+        return pytest(kept, folder, FAMILY_TESTS, **on)
 
-    return {f"{family}: kernels": kernels, f"{family}: {PYTHON}": python}
+    return {f"{family}: kernels": kernels, f"{family}: Python": python}
 
 
 def sections(
-    arguments: argparse.Namespace, devices: int, folder: Path
+    arguments: argparse.Namespace, devices: int, folder: Path, kept: Passed
 ) -> dict[str, dict[str, Step]]:
     """The steps by section of the record: that of each family has its name. No build is looked at
     before a step runs."""
     build, root = arguments.build, arguments.build.parent
-    two = functools.partial(two_gpus, build, devices, folder)
+    two = functools.partial(two_gpus, kept, build, devices, folder)
     return {
         "two GPUs": {"two GPUs": two},
-        "tests": tests(build, arguments.ptx_build, folder),
-        "compute-sanitizer": sanitizers(build, arguments.race_build),
-        **{str(each): family_steps(each, root, folder) for each in FAMILIES},
+        "tests": tests(kept, build, arguments.ptx_build, folder),
+        "compute-sanitizer": sanitizers(kept, build, arguments.race_build),
+        **{str(each): family_steps(kept, each, root, folder) for each in FAMILIES},
     }

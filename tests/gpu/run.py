@@ -18,10 +18,8 @@ the one for racecheck, of a build with -Dcuda_args=-DNF4_RACECHECK (lib/cuda/ptx
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import nf4
@@ -33,7 +31,7 @@ import gpu_steps as steps  # noqa: E402
 import record as records  # noqa: E402
 from gpu_execution import Failure, at_once, gpus, step  # noqa: E402
 from passed import Passed  # noqa: E402
-from sources import COVERED, SCRIPTS, source_hash  # noqa: E402
+from sources import source_hash  # noqa: E402
 
 SKIPPED_STATUS = 77
 # The figures that the bench measures, by name: that of its mode, but for the rows.
@@ -64,36 +62,15 @@ def figures(build: Path, commit: str) -> dict:
     return {name: records.stamped(name, each, commit) for name, each in found.items()}
 
 
-def depends_on(arguments: argparse.Namespace, device: nf4.Device) -> Callable[[str], dict]:
-    """Returns what the result of a step depends on, by the step's name. Python's tests depend on
-    the bindings, too, and the other steps do not."""
-    builds = [arguments.build, arguments.ptx_build, arguments.race_build]
-    extension = (arguments.build / "bindings" / "python").glob("*.so")
-    programs = [
-        *map(steps.check_cuda, builds),
-        arguments.build / "lib" / "libnf4.so",
-        *sorted(extension),
-    ]
-    root = arguments.build.parent
-    programs += [steps.check_cuda(each.build(root)) for each in steps.FAMILIES]
-    programs += [each.library(root) for each in steps.FAMILIES]
-    of = {
-        "sources": source_hash(ROOT, (*COVERED, "tests/gpu/*.py")),
-        "programs": [hashlib.sha256(each.read_bytes()).hexdigest() for each in programs],
-        "gpus": [device.name, device.device_count, device.driver_version],
-    }
-    bindings = {"bindings": source_hash(ROOT, SCRIPTS)}
-    return lambda name: of | bindings if name.endswith(steps.PYTHON) else of
-
-
 def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
     sources, root = source_hash(), arguments.build.parent
-    passed, of = Passed(arguments.resume), depends_on(arguments, device)
-    sections = steps.sections(arguments, device.device_count, folder)
+    gpus_at_hand = [device.name, device.device_count, device.driver_version]
+    kept = Passed(arguments.resume, {"sources": sources, "gpus": gpus_at_hand})
+    sections = steps.sections(arguments, device.device_count, folder, kept)
     skipped = {name: {"skipped": why} for name, why in arguments.skip}
     infos = {str(each): steps.family_info(each, each.library(root)) for each in steps.FAMILIES}
     asked = {
-        name: passed.once(name, of(name), work)
+        name: work
         for section in sections.values()
         for name, work in section.items()
         if name not in skipped
@@ -141,7 +118,7 @@ def main() -> int:
     )
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keeps what has passed in FILE")
     arguments = parser.parse_args()
-    sections = steps.sections(arguments, 0, Path()).values()
+    sections = steps.sections(arguments, 0, Path(), Passed()).values()
     names = [*(name for section in sections for name in section), "examples"]
     for name, _ in arguments.skip:
         if name not in names:

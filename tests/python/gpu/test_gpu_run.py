@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import re
 import select
@@ -22,6 +23,7 @@ sys.path[:0] = [str(ROOT / "tests" / "gpu")]
 
 import gpu_execution as execution  # noqa: E402
 import gpu_steps  # noqa: E402
+import passed  # noqa: E402
 import run  # noqa: E402
 import sources  # noqa: E402
 
@@ -201,7 +203,6 @@ def test_steps_that_are_left_out_are_in_the_record_and_its_warning(
     path, ran = tmp_path / "record.json", {"reports": 0}
     monkeypatch.setattr(run, "nf4", types.SimpleNamespace(
         device_info=lambda index: FakeDevice, build_info=dict))  # fmt: skip
-    monkeypatch.setattr(run, "depends_on", lambda arguments, device: lambda name: {})
     monkeypatch.setattr(gpu_steps, "examples", lambda build: {})
     monkeypatch.setattr(gpu_steps, "family_info", lambda family, library: {"of": library.parts[-3]})
     monkeypatch.setattr(run, "at_once", lambda steps, gpus, races: dict.fromkeys(steps, ran))
@@ -243,11 +244,11 @@ def test_the_tests_of_a_step_are_counted_over_their_files(tmp_path: Path) -> Non
     """)  # fmt: skip
     files = 1 + len(list((ROOT / "tests" / "cuda").glob("check_*.cpp")))
     expected = {"passed": 3, "failed": 0, "skipped": 1, "assertions": 7 * files}
-    assert gpu_steps.catch2(program, "[cuda]", tmp_path) == expected
+    assert gpu_steps.catch2(run.Passed(), program, "[cuda]", tmp_path) == expected
     with pytest.raises(run.Failure, match="no test passed"):
-        gpu_steps.catch2(program, "[none]", tmp_path)
+        gpu_steps.catch2(run.Passed(), program, "[none]", tmp_path)
     with pytest.raises(run.Failure, match="ended with 0"):
-        gpu_steps.catch2(program, "[other]", tmp_path)
+        gpu_steps.catch2(run.Passed(), program, "[other]", tmp_path)
 
 
 def test_the_first_file_that_fails_ends_a_step() -> None:
@@ -292,13 +293,13 @@ def test_a_sanitizer_runs_over_all_files(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """)  # fmt: skip
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     for tool, runs in (("initcheck", 2), ("memcheck", 3), ("racecheck", 1)):
-        assert gpu_steps.sanitize(program, tool, "[cuda]", "0")["reports"] == 0
+        assert gpu_steps.sanitize(run.Passed(), program, tool, "[cuda]", "0")["reports"] == 0
         assert len((tmp_path / "said").read_text().splitlines()) == runs
         (tmp_path / "said").unlink()
     with pytest.raises(run.Failure, match="1 error"):
-        gpu_steps.sanitize(program, "initcheck", "[wrong]", "0")
+        gpu_steps.sanitize(run.Passed(), program, "initcheck", "[wrong]", "0")
     with pytest.raises(run.Failure, match="no test ran"):
-        gpu_steps.sanitize(program, "racecheck", "[none]", "0")
+        gpu_steps.sanitize(run.Passed(), program, "racecheck", "[none]", "0")
 
 
 def test_python_s_tests_of_a_family_are_there() -> None:
@@ -313,10 +314,11 @@ def test_a_family_s_steps_run_its_own_build(
 ) -> None:
     family, asked = gpu_steps.FAMILIES[1], []
     monkeypatch.setattr(gpu_steps, "check_cuda", lambda build: build / "check")
+    monkeypatch.setattr(gpu_steps, "digest", lambda file: str(file))
     monkeypatch.setattr(gpu_steps, "run_junit", lambda command, junit, **on: (
         junit.write_text("<testsuite tests='7'/>"), asked.append((command, on)), {"passed": 2}
     )[-1])  # fmt: skip
-    steps = gpu_steps.family_steps(family, tmp_path, tmp_path)
+    steps = gpu_steps.family_steps(run.Passed(), family, tmp_path, tmp_path)
     assert list(steps) == ["Sm80, 99 KiB: kernels", "Sm80, 99 KiB: Python"]
     found = [work("3") for work in steps.values()]
     assert found[0]["passed"] == 2 * (len(asked) - 1) and found[1] == {"passed": 2}
@@ -345,73 +347,79 @@ def test_the_build_of_another_family_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
-    file, of = tmp_path / "passed.json", {"sources": "a", "gpu": "b"}
-    calls = []
+    file, of, calls = tmp_path / "passed.json", {"sources": "a"}, []
 
-    def work(gpu: str) -> dict:
-        calls.append(gpu)
-        if gpu == "broken":
-            raise run.Failure("broken")
+    def work() -> dict:
+        calls.append(1)
         return {"passed": len(calls)}
 
-    assert run.Passed(file).once("one", of, work)("0") == {"passed": 1}
-    kept = run.Passed(file).once("one", of, work)("1")
-    assert kept.pop("seconds") >= 0
-    assert kept == {"passed": 1, "resumed": True}
-    assert run.Passed(file).once("two", of, work)("2") == {"passed": 2}
-    assert run.Passed(file).once("one", of | {"sources": "changed"}, work)("3") == {"passed": 3}
+    def once(command: str, gpu: str = "0", **also: str) -> dict:
+        found = run.Passed(file, of).once([command], {"CUDA_VISIBLE_DEVICES": gpu}, also, work)
+        assert found.pop("seconds") >= 0
+        return found
+
+    assert once("one") == {"passed": 1}
+    assert once("one", gpu="1") == {"passed": 1, "resumed": True}
+    assert once("two") == {"passed": 2}
+    assert once("one", program="changed") == {"passed": 3}
+    of["sources"] = "changed"
+    assert once("one", program="changed") == {"passed": 4}
+    assert once("two") == {"passed": 5}
+
+    def fails() -> dict:
+        raise run.Failure("broken")
+
     with pytest.raises(run.Failure):
-        run.Passed(file).once("three", of, work)("broken")
-    assert run.Passed(file).once("three", of, work)("4") == {"passed": 5}
-    assert run.Passed(None).once("one", of, work)("5") == {"passed": 6}
-    assert calls == ["0", "2", "3", "broken", "4", "5"]
+        run.Passed(file, of).once(["three"], {}, {}, fails)
+    assert once("three") == {"passed": 6}
+    assert run.Passed().once(["one"], {}, {}, work)["passed"] == 7
     file.write_text(file.read_text()[:-5])  # as a program that is killed might leave it
-    assert run.Passed(file).once("three", of, work)("6") == {"passed": 7}
+    assert once("three") == {"passed": 8}
     file.write_text("[]")
-    assert run.Passed(file).once("three", of, work)("7") == {"passed": 8}
+    assert once("three") == {"passed": 9}
 
 
-def test_a_step_that_lacks_a_gpu_has_not_passed(tmp_path: Path) -> None:
-    file = tmp_path / "passed.json"
-    skipped = run.Passed(file).once("two GPUs", {}, lambda: {"missing": "a second GPU"})
-    assert skipped() == {"missing": "a second GPU"}
-    assert run.Passed(file).once("two GPUs", {}, lambda: {"passed": 1})() == {"passed": 1}
+def test_a_file_of_tests_that_has_passed_is_counted_and_not_run_again(tmp_path: Path) -> None:
+    script = """
+        echo "$2" >>"$0.said"
+        echo "<testsuites><testsuite tests='7'><testcase/></testsuite></testsuites>" >"$6"
+        [ ! -e "$0.broken" ] || case $2 in '[#check_lora]'*) exit 1 ;; esac
+    """
+    program, kept = _program(tmp_path / "check", script), tmp_path / "passed.json"
+    said, broken = tmp_path / "check.said", tmp_path / "check.broken"
+    broken.touch()
+    with pytest.raises(run.Failure):
+        gpu_steps.catch2(run.Passed(kept), program, "[cuda]", tmp_path)
+    broken.unlink()
+    before = said.read_text().splitlines()
+    counts = gpu_steps.catch2(run.Passed(kept), program, "[cuda]", tmp_path)
+    after = said.read_text().splitlines()[len(before) :]
+    files = 1 + len(list((ROOT / "tests" / "cuda").glob("check_*.cpp")))
+    assert "[#check_lora][cuda]" in after and len(set(after) | set(before)) == files
+    assert len(json.loads(kept.read_text())) == counts["passed"] == files
+    assert counts["resumed"] and counts["assertions"] == 7 * files and len(after) < files
+    anew = gpu_steps.catch2(run.Passed(), program, "[cuda]", tmp_path)
+    assert anew == {"passed": files, "failed": 0, "skipped": 0, "assertions": 7 * files}
 
 
-def test_what_a_step_runs_is_part_of_its_result(
+def test_python_s_tests_depend_on_the_bindings_and_the_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folders = ("bindings/python/nf4", "tests/python", "tests/gpu", "a/bindings/python")
-    families = [str(each.build(Path())) for each in gpu_steps.FAMILIES]
-    folders += tuple(f"{name}/lib" for name in families)
-    for name in ("a", "b", "c", "lib", *folders):
-        (tmp_path / name).mkdir(parents=True)
-    paths = [tmp_path / name for name in ("a/check", "b/check", "c/check", "lib/libnf4.so")]
-    paths += [tmp_path / "bindings/python/nf4/a.py", tmp_path / "tests/gpu/run.py"]
-    paths += [tmp_path / "a/bindings/python/_nf4_fast.so"]
-    paths += [tmp_path / name / part for name in families for part in ("check", "lib/libnf4.so")]
-    for path in paths:
-        path.write_text("first")
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(gpu_steps, "check_cuda", lambda build: tmp_path / build.name / "check")
-    arguments = types.SimpleNamespace(
-        build=tmp_path / "a", ptx_build=tmp_path / "b", race_build=tmp_path / "c"
-    )
-    (tmp_path / "a" / "lib").symlink_to(tmp_path / "lib")
+    monkeypatch.setattr(gpu_steps, "run_junit", lambda *_, **environment: {"passed": 1})
+    library, hashes, kept = tmp_path / "libnf4.so", ["a"], run.Passed()
+    monkeypatch.setattr(gpu_steps, "source_hash", lambda root, patterns: hashes[-1])
+    library.write_text("first")
 
-    def depends_on(name: str) -> dict:
-        return run.depends_on(arguments, FakeDevice)(name)
+    def resumed() -> bool:
+        passed.digest.cache_clear()
+        found = gpu_steps.pytest(kept, tmp_path, ["test_gpu.py"], NF4_LIBRARY=str(library))
+        return found.get("resumed", False)
 
-    for name in ("matmul", "Python"):
-        found = [depends_on(name)]
-        for path in paths:
-            path.write_text(f"changed before {name}")
-            found.append(depends_on(name))
-            is_bindings = path.suffix == ".py" and path.parent.name == "nf4"
-            same = is_bindings and name == "matmul"
-            assert (found[-1] == found[-2]) == same, path
-    (tmp_path / "tests" / "gpu" / "record.json").write_text("{}")
-    assert depends_on("Python") == found[-1]
+    assert [resumed(), resumed()] == [False, True]
+    hashes.append("b")
+    assert [resumed(), resumed()] == [False, True]
+    library.write_text("changed")
+    assert [resumed(), resumed()] == [False, True]
 
 
 def test_the_program_of_the_tests_is_found_in_any_folder(tmp_path: Path) -> None:
