@@ -73,21 +73,22 @@ def dequantize(
     """Dequantizes a weight to fp32, fp16 or bf16.
 
     tensor   a QuantizedTensor or an Int4Tensor
-    dtype    "fp32", "fp16", "bf16", or a numpy or torch dtype. By default that of `out`,
-             or else that of the weight before it was quantized, or of an Int4Tensor's scales
-    out      a contiguous array of as many elements, or an address. By default new memory of
-             the weight's shape: a torch tensor where `packed` is one, on its device; a numpy
-             array for all else in host memory (a large one is a view that begins with a huge
-             page; torch uses those if THP_MEM_ALLOC_ENABLE=1 is in the environment). Required
-             for all else in device memory
-    threads  on the CPU: how many at most; 0: one for each processor
+    dtype    "fp32", "fp16", "bf16", or a numpy or torch dtype. The default is the dtype of `out`;
+             without `out`, the dtype of the weight before it was quantized, or the dtype of an
+             Int4Tensor's scales
+    out      a contiguous array with as many elements as the weight, or an address. By default the
+             result is new memory of the weight's shape: a torch tensor on the device of `packed`
+             if that is a torch tensor, or else a numpy array in host memory. (A large numpy array
+             is a view that begins at a huge page. torch uses huge pages if the environment has
+             THP_MEM_ALLOC_ENABLE=1.) Required for device memory that is not in torch tensors
+    threads  on the CPU: the most threads to use; 0: one for each processor
     stream   for device memory, as for quantize
 
-    torch is not told that an `out` has changed, since telling it takes a sixth of the time of a
-    call. Where autograd may have saved `out` for a backward pass, which would use what is
-    written here, say so: torch.autograd.graph.increment_version(out).
+    torch is not told that an `out` has changed, because this takes a sixth of the time of a call.
+    If autograd may have saved `out` for a backward pass, which would then use the new values, call
+    torch.autograd.graph.increment_version(out).
 
-    Returns `out`, or what was made. Raises what quantize raises.
+    Returns `out`, or the new memory. Raises the errors of quantize.
     """
     weight = prepare(tensor, "tensor")
     if out is None:

@@ -60,12 +60,12 @@ def matmul_grouped_workspace_bytes(
     indexed: bool = True,
     gradient: bool = False,
 ) -> int:
-    """Bytes of workspace that `matmul_grouped` needs for m rows of y in device memory, and never
-    more for fewer rows.
+    """Returns the bytes of workspace that `matmul_grouped` needs for m rows of y in device memory.
+    Fewer rows never need more.
 
     dtype     of x, as for `matmul_workspace_bytes`
     indexed   whether there is an x_index
-    gradient  of matmul_grouped_grad instead
+    gradient  return the bytes that matmul_grouped_grad needs instead
 
     Raises InvalidArgument.
     """
@@ -112,28 +112,28 @@ def matmul_grouped(
     threads: int = 0,
     stream: CudaStreamLike | None = None,
 ) -> MemoryLike:
-    """The products of a stack of experts (mixture of experts), each with its own rows:
-    y[i] = row_scale[i] * (x[x_index[i]] W[e]^T + bias[e]), for the expert e of row i. The rows of
-    y are sorted by expert; those of e end before ends[e] and begin where those of the expert before
-    it end, as the offs of torch.nn.functional.grouped_mm. Nothing is dequantized as a whole, and in
-    device memory no value of ends, x_index or row_scale is read on the host: a CUDA graph may be
-    replayed with others.
+    """Multiplies a stack of experts (mixture of experts), each by its own rows of x:
+    y[i] = row_scale[i] * (x[x_index[i]] W[e]^T + bias[e]), where e is the expert of row i. The
+    rows of y are sorted by expert: the rows of expert e end before ends[e] and begin where the rows
+    of the previous expert end, like the offs of torch.nn.functional.grouped_mm. No weight is
+    dequantized as a whole. In device memory the host reads no value of ends, x_index or row_scale,
+    so a CUDA graph may be replayed with other values.
 
-    x          an array [x_rows, cols], as matmul takes; in device memory fp16 or bf16
-    weight     a QuantizedTensor of shape [experts, rows, cols], in which rows * cols is a multiple
-               of the blocksize unless there is one expert; or an Int4Tensor of such a shape, in
-               device memory without g_idx and permutation
-    ends       int32 [experts]. Ends that decrease give an expert no rows, those beyond y no more
-               than there are. Rows of y behind the last are unspecified
-    x_index    int32 [m], the row of x for each row of y; one out of range stands for zeros. None:
-               row i of x for row i of y
+    x          an array [x_rows, cols], as for matmul; in device memory fp16 or bf16
+    weight     a QuantizedTensor of shape [experts, rows, cols], where rows * cols is a multiple of
+               the blocksize if there are several experts; or an Int4Tensor of this shape, in device
+               memory without g_idx and permutation
+    ends       int32 [experts]. An expert whose end is below the previous end has no rows, and an
+               end beyond y counts as the end of y. Rows of y past the last end are unspecified
+    x_index    int32 [m], the row of x for each row of y; an index out of range stands for a row of
+               zeros. None: row i of x for row i of y
     bias       an array [experts, rows] in the dtype of x, contiguous
     row_scale  fp32 [m], such as the router's weights
-    out        an array [m, rows] in the dtype of x, as matmul takes. By default new memory
+    out        an array [m, rows] in the dtype of x, as for matmul. By default new memory
 
-    workspace, threads and stream are as matmul's; `matmul_grouped_workspace_bytes()` says how much
-    workspace. Returns `out`, or what was made. Raises what quantize raises; then `out` is as it
-    was.
+    workspace, threads and stream are as for matmul; `matmul_grouped_workspace_bytes()` returns the
+    size of the workspace. Returns `out`, or the new memory. Raises the errors of quantize; `out` is
+    then unchanged.
     """
     return _products(x, weight, ends, x_index, bias, row_scale, out, workspace, threads, stream)
 
@@ -183,21 +183,21 @@ def matmul_grouped_grad(
     threads: int = 0,
     stream: CudaStreamLike | None = None,
 ) -> MemoryLike:
-    """The gradient of matmul_grouped with respect to the rows of x that each row of y was made of:
-    grad_x[i] = row_scale[i] * grad_y[y_index[i]] W[e], for the expert e of row i. Where x_index
-    gave one row of x to several rows of y, its gradient is the sum of theirs, which is the
-    caller's to form. Nothing is dequantized as a whole.
+    """Computes the gradient of matmul_grouped with respect to the row of x of each row of y:
+    grad_x[i] = row_scale[i] * grad_y[y_index[i]] W[e], where e is the expert of row i. If x_index
+    gave one row of x to several rows of y, the gradient of this row of x is the sum of their rows
+    of grad_x, which the caller adds up. No weight is dequantized as a whole.
 
-    grad_y     an array [y_rows, rows], as x of matmul_grouped is one of [x_rows, cols]
+    grad_y     an array [y_rows, rows], like x of matmul_grouped
     weight     a QuantizedTensor of shape [experts, rows, cols]
-    y_index    int32 [m], the row of grad_y for each row of grad_x; one out of range stands for
-               zeros. None: row i for row i
-    row_scale  fp32 [m], as matmul_grouped's
-    out        an array [m, cols] in the dtype of grad_y, as matmul takes. By default new memory
+    y_index    int32 [m], the row of grad_y for each row of grad_x; an index out of range stands for
+               a row of zeros. None: row i of grad_y for row i
+    row_scale  fp32 [m], as for matmul_grouped
+    out        an array [m, cols] in the dtype of grad_y, as for matmul. By default new memory
 
-    ends, workspace, threads and stream are as matmul_grouped's;
-    matmul_grouped_workspace_bytes(..., gradient=True) says how much workspace. Returns `out`, or
-    what was made. Raises what quantize raises; then `out` is as it was.
+    ends, workspace, threads and stream are as for matmul_grouped;
+    matmul_grouped_workspace_bytes(..., gradient=True) returns the size of the workspace. Returns
+    `out`, or the new memory. Raises the errors of quantize; `out` is then unchanged.
     """
     beside = y_index, None, row_scale, out, workspace, threads, stream
     return _products(grad_y, weight, ends, *beside, gradient=True)

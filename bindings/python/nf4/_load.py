@@ -92,15 +92,15 @@ def functions(prefix: str) -> Functions:
 
 
 def library_path() -> str:
-    """The path or name that the library was loaded by. Raises LibraryNotFound."""
+    """Returns the path or name by which the library was loaded. Raises LibraryNotFound."""
     return str(library()._name)
 
 
 def get_include() -> str:
-    """The folder to compile C and C++ with: nf4/nf4.h is in it. The package's own, else that of the
-    sources beside it.
+    """Returns the include folder for C and C++, which has nf4/nf4.h: the package's own, or that of
+    the sources beside it.
 
-    Raises FileNotFoundError where the package was installed without.
+    Raises FileNotFoundError if the package was installed without the header.
     """
     for folder in (_PACKAGE / "include", _PACKAGE.parents[2] / "include"):
         if (folder / "nf4" / "nf4.h").is_file():
@@ -109,10 +109,10 @@ def get_include() -> str:
 
 
 def get_library() -> str:
-    """The path of the shared library, for a linker, dlopen or another language's FFI: the one that
-    this package calls. The package's own folder lib/ also has CMake and pkg-config files.
+    """Returns the path of the shared library that this package calls, for a linker, dlopen or
+    another language's FFI. The package's folder lib/ also has CMake and pkg-config files.
 
-    Raises LibraryNotFound where there is none, or only one that the loader finds by its name.
+    Raises LibraryNotFound if there is no library, or only one that the loader finds by its name.
     """
     path = _candidate()
     # A bare name is for the loader, which does not search the current folder.

@@ -15,16 +15,16 @@ from nf4.typing import ArrayLike, MemoryLike
 
 @dataclass(frozen=True)
 class Lora:
-    """A low-rank adapter of a weight W of [rows, cols], as matmul and matmul_grad add it:
+    """A low-rank adapter of a weight W [rows, cols], for matmul and matmul_grad, which then use
     W + scale B A.
 
-    a        an array [rank, cols], of the dtype of x or fp32 (then it may be rounded to that), of
-             rank 1 to 128. Each row is contiguous, and rows are at one distance
-    b        an array [rows, rank], likewise, in the dtype of a
-    scale    a finite number; of LoRA, alpha / rank
-    product  an array [m, rank] in the dtype of x, without gaps, for m rows of x: x A^T is written
-             to it, or grad_y B by matmul_grad, which the gradients of B and A need. Or the address
-             of such memory, or None
+    a        an array [rank, cols] with a rank of 1 to 128, in the dtype of x, or in fp32, which may
+             be rounded to the dtype of x. Each row is contiguous, and all rows have one stride
+    b        an array [rows, rank] with such rows, in the dtype of a
+    scale    a finite number; in LoRA, alpha / rank
+    product  a contiguous array [m, rank] in the dtype of x, for m rows of x, or the address of such
+             memory, or None. matmul writes x A^T to it, and matmul_grad writes grad_y B. The
+             gradients of B and A need these
     """
 
     a: ArrayLike

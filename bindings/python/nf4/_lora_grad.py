@@ -260,30 +260,29 @@ def lora_grad(
     threads: int = 0,
     stream: CudaStreamLike | None = None,
 ) -> tuple[MemoryLike | None, MemoryLike | None]:
-    """The gradients of an adapter's A and B, for y = x (W + scale B A)^T of which grad_y is the
-    gradient: grad_a = scale q^T x and grad_b = scale grad_y^T p. Each element is summed and
-    multiplied by the scale in binary32, then rounded to the dtype of the gradients.
+    """Computes the gradients of an adapter's A and B, for y = x (W + scale B A)^T and grad_y, the
+    gradient of y: grad_a = scale q^T x and grad_b = scale grad_y^T p. Each element is summed and
+    multiplied by the scale in float32, then rounded to the dtype of the gradients.
 
-    x        an array [..., cols] of fp16, bf16 or fp32, as matmul takes it: rows are contiguous and
-             at one distance
-    grad_y   an array [..., rows], likewise, of as many rows in the dtype of x
-    p        x A^T, [..., rank], as matmul writes it to nf4.Lora.product: contiguous, of as many
-             rows in the dtype of x. The rank is 1 to 128
-    q        grad_y B, [..., rank], as matmul_grad writes it, likewise
-    scale    a finite number; of LoRA, alpha / rank
-    dtype    of both gradients: that of x, or "fp32". By default that of what is given as `out`, or
-             else that of x
-    out      a list or tuple of two, of which either may be None: where to write grad_a, an array
-             [rank, cols], and grad_b, [rows, rank]; else each is as matmul's `out`. Neither
+    x        an array [..., cols] in fp16, bf16 or fp32, as for matmul: rows are contiguous and have
+             one stride
+    grad_y   an array [..., rows] with such rows, with as many rows as x and in the dtype of x
+    p        x A^T, [..., rank], which matmul writes to nf4.Lora.product: contiguous, with as many
+             rows as x and in the dtype of x. The rank is 1 to 128
+    q        grad_y B, [..., rank], which matmul_grad writes, like p
+    scale    a finite number; in LoRA, alpha / rank
+    dtype    of both gradients: the dtype of x, or "fp32". The default is the dtype of `out`, or
+             without `out` the dtype of x
+    out      a list or tuple of two, each an array or None: where to write grad_a, [rank, cols], and
+             grad_b, [rows, rank]. For None the gradient is new memory, as for matmul. Neither
              overlaps anything else
     threads  as for matmul
     stream   as for quantize
 
-    Where x and q are None, grad_a is not made, and where grad_y and p are, grad_b is not: it is
-    None.
+    If x and q are None, grad_a is None. If grad_y and p are None, grad_b is None.
 
-    Returns (grad_a, grad_b): what was given for each, or what was made. Raises what quantize
-    raises; then every `out` is as it was.
+    Returns (grad_a, grad_b): the arrays of `out`, or the new memory. Raises the errors of quantize;
+    every `out` is then unchanged.
     """
     threads, handle = _call.read_options(threads, stream)
     given, outs = {"x": x, "grad_y": grad_y, "p": p, "q": q}, _outs_of(out)

@@ -99,13 +99,13 @@ def problem_of(
 def matmul_workspace_bytes(
     weight: Weight[Any], m: int, dtype: DTypeLike, *, rank: int = 0, gradient: bool = False
 ) -> int:
-    """Bytes of workspace that `matmul` needs for m rows of x in device memory: 0 for up to 8,
-    unless the weight has a permutation, there is an adapter, or it is a gradient; and never more
-    for fewer rows.
+    """Returns the bytes of workspace that `matmul` needs for m rows of x in device memory. For up
+    to 8 rows it is 0, unless the weight has a permutation, there is an adapter, or it is for the
+    gradient. Fewer rows never need more.
 
     dtype     of x: "fp16", "bf16", or a numpy or torch dtype
-    rank      of an adapter; 0: none
-    gradient  of matmul_grad instead
+    rank      of an adapter; 0: no adapter
+    gradient  return the bytes that matmul_grad needs instead
 
     Raises InvalidArgument.
     """
@@ -155,35 +155,34 @@ def matmul(
     threads: int = 0,
     stream: CudaStreamLike | None = None,
 ) -> MemoryLike:
-    """y = x W^T + bias for a quantized weight W, which is never dequantized as a whole. Sums are
-    in binary32 and each is rounded once. With an adapter, y = x (W + scale B A)^T + bias, where
-    x A^T is rounded to the dtype of x.
+    """Computes y = x W^T + bias for a quantized weight W, which is never dequantized as a whole.
+    Each sum is computed in float32 and rounded once. With an adapter, y = x (W + scale B A)^T +
+    bias, where x A^T is rounded to the dtype of x.
 
-    x          an array [..., cols] of fp16, bf16 or fp32: a numpy array, a torch tensor, or an
-               object with __cuda_array_interface__ or __dlpack__. Each row is contiguous, and rows
-               are at one distance of cols elements or more. In device memory fp32 is of up to 16
-               rows, and not with an Int4Tensor
+    x          an array [..., cols] in fp16, bf16 or fp32: a numpy array, a torch tensor, or an
+               object with __cuda_array_interface__ or __dlpack__. Each row is contiguous, and all
+               rows have one stride of at least cols elements. In device memory fp32 has at most 16
+               rows, and needs a QuantizedTensor
     weight     a QuantizedTensor of shape [..., rows, cols], whose leading dimensions count as rows,
                or an Int4Tensor
-    bias       a contiguous array of one element for each row of the weight, in the dtype of x
-    lora       an nf4.Lora: an adapter; not with an Int4Tensor
-    out        an array [..., rows] with the leading dimensions and the dtype of x and strides as
-               x may have them, or the address of such memory without gaps. Nothing is written
-               between its rows. By default new memory: a torch tensor for a torch tensor, on its
-               device, and a numpy array for all else in host memory. Required for all else in
-               device memory
-    workspace  uint8 in device memory, of `matmul_workspace_bytes()` or more, 16-byte aligned.
-               Made for torch tensors; else required unless that is 0, as it is for up to 8 rows
-               of x where the weight has no permutation. Calls that may run at the same time must
-               not share one: they could hang
-    threads    on the CPU: how many at most; 0: one for each processor. The result does not
+    bias       a contiguous array with an element for each row of the weight, in the dtype of x
+    lora       an nf4.Lora: an adapter; only with a QuantizedTensor
+    out        an array [..., rows] with the leading dimensions and the dtype of x, and with strides
+               like x's; or the address of contiguous memory. Memory between its rows is not
+               written. By default the result is new memory: a torch tensor on the device of x if x
+               is a torch tensor, or else a numpy array in host memory. Required for device memory
+               that is not in torch tensors
+    workspace  uint8 in device memory, of at least `matmul_workspace_bytes()` bytes, aligned to 16
+               bytes. Allocated for torch tensors; otherwise required if that size is not 0. Calls
+               that may run at the same time must not share a workspace: they could hang
+    threads    on the CPU: the most threads to use; 0: one for each processor. The result does not
                depend on it
     stream     for device memory, as for quantize
 
-    A row of x that has a NaN or an infinity spoils its own row of y only. torch is told that an
-    `out` has changed, as by quantize.
+    A NaN or an infinity in a row of x affects only the same row of y. torch is told that an `out`
+    has changed, as by quantize.
 
-    Returns `out`, or what was made. Raises what quantize raises; then `out` is as it was.
+    Returns `out`, or the new memory. Raises the errors of quantize; `out` is then unchanged.
     """
     threads, handle = _call.read_options(threads, stream)
     problem = problem_of(weight, x, bias, out, handle, lora)
@@ -222,20 +221,19 @@ def matmul_grad(
     threads: int = 0,
     stream: CudaStreamLike | None = None,
 ) -> MemoryLike:
-    """The gradient of matmul with respect to x: grad_y W, for a QuantizedTensor W, which is never
-    dequantized as a whole. With an adapter grad_y (W + scale B A), where grad_y B is rounded to
-    the dtype of grad_y.
+    """Computes the gradient of matmul with respect to x: grad_y W, for a QuantizedTensor W, which
+    is never dequantized as a whole. With an adapter it is grad_y (W + scale B A), where grad_y B is
+    rounded to the dtype of grad_y.
 
-    grad_y  an array [..., rows], as x of matmul is one of [..., cols]; in device memory fp32 is of
-            any number of rows
+    grad_y  an array [..., rows], like x of matmul; in device memory fp32 may have any number of
+            rows
     weight  a QuantizedTensor of shape [..., rows, cols]
     lora    an nf4.Lora: an adapter
-    out     an array [..., cols] with the leading dimensions and the dtype of grad_y; else as
-            matmul's
+    out     an array [..., cols] with the leading dimensions and the dtype of grad_y, as for matmul
 
-    workspace, threads and stream are as matmul's; matmul_workspace_bytes(..., gradient=True) says
-    how much workspace. Returns `out`, or what was made. Raises what quantize raises; then `out` is
-    as it was.
+    workspace, threads and stream are as for matmul; matmul_workspace_bytes(..., gradient=True)
+    returns the size of the workspace. Returns `out`, or the new memory. Raises the errors of
+    quantize; `out` is then unchanged.
     """
     require_codebook(weight)
     threads, handle = _call.read_options(threads, stream)

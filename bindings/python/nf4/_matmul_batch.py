@@ -88,8 +88,8 @@ def _batch(
 
 
 def matmul_batch_workspace_bytes(weights: Iterable[Weight[Any]], m: int, dtype: DTypeLike) -> int:
-    """Bytes of workspace that `matmul_batch` needs for m rows of x in device memory, the same x
-    for all weights: the most that any weight needs. m and dtype: as for
+    """Returns the bytes of workspace that `matmul_batch` needs for m rows of x in device memory,
+    with the same x for all weights: the largest size that a weight needs. m and dtype are as for
     `matmul_workspace_bytes`.
 
     Raises InvalidArgument.
@@ -145,23 +145,24 @@ def matmul_batch(
     threads: int = 0,
     stream: CudaStreamLike | None = None,
 ) -> Sequence[MemoryLike]:
-    """`matmul` for each of several weights, with the same bits, in one call: the products of q,
-    k and v, say, or of gate and up. On a GPU and for few rows of x weights share launches, which
-    saves the fixed cost of a launch.
+    """Computes `matmul` for several weights in one call, such as q, k and v, or gate and up. The
+    results have the same bits as separate calls. On a GPU, weights share launches if x has few
+    rows, which saves the fixed cost of a launch.
 
         gate, up = nf4.matmul_batch(x, [gate_weight, up_weight])
 
-    x          what matmul takes, for all weights; or a list or tuple of one for each
-    weights    up to 64, all QuantizedTensor or all Int4Tensor
-    bias       a list or tuple of one for each weight, of which any may be None
-    out        the same for where to write. Two may be columns of one matrix, as of
-               y.split([...], dim=-1). Otherwise none overlaps another, nor any x, bias or weight
-    workspace  as for matmul, of `matmul_batch_workspace_bytes()` or more
+    x          one x for all weights, as for matmul; or a list or tuple with one for each
+    weights    up to 64, either all QuantizedTensor or all Int4Tensor
+    bias       a list or tuple with one for each weight; each may be None
+    out        a list or tuple with one for each weight; each may be None. Two may be columns of one
+               matrix, as from y.split([...], dim=-1). Otherwise none overlaps another, nor any x,
+               bias or weight
+    workspace  as for matmul, of at least `matmul_batch_workspace_bytes()` bytes
     threads    as for matmul
     stream     as for quantize
 
-    Returns a list of what matmul returns. Raises what quantize raises, and names the product,
-    counted from 0; then every `out` is as it was, unless it is CudaError.
+    Returns a list of the results of matmul. Raises the errors of quantize, which name the product,
+    counted from 0; every `out` is then unchanged, except after CudaError.
     """
     threads, handle = _call.read_options(threads, stream)
     weights = _listed(weights)

@@ -157,39 +157,39 @@ def quantize(
     workspace: MemoryLike | None = None,
     stream: CudaStreamLike | None = None,
 ) -> QuantizedTensor[Any]:
-    """Quantizes a weight of fp32, fp16 or bf16, of any shape, to 4 bits.
+    """Quantizes a weight of any shape, in fp32, fp16 or bf16, to 4 bits.
 
     array             a contiguous numpy array, a torch tensor, an object with
                       __cuda_array_interface__ or __dlpack__, or, with `out`, the address of such
                       memory
     format            "nf4" (the default), "fp4", "mxfp4" or "nvfp4"
-    blocksize         elements for each scale: a power of two, 32..4096; 64 by default. "mxfp4":
+    blocksize         elements that share a scale: a power of two, 32..4096; 64 by default. "mxfp4":
                       32; "nvfp4": 16 (the default) or 32
-    nested_blocksize  scales for each nested scale, a power of two; 256 by default, 0: flat.
-                      "nvfp4": the rows that share a global scale; 0 by default: all
-    scale_rule        "mxfp4": "floor" (the default), "even" or "ceil", how the scale of a block
-                      follows from its largest magnitude (nf4.h). "nvfp4": "factor" (the default)
-                      or "divisor", what a global scale is; 6 * 448 is the largest weight that it
-                      makes. With `out`, the global scales are those of `out`
-    codebook          float32 [16] in place of the format's own
-    threads           on the CPU: how many at most; 0: one for each processor
+    nested_blocksize  scales that share a nested scale: a power of two, 256 by default; 0: flat.
+                      "nvfp4": rows that share a global scale; 0 (the default): all rows
+    scale_rule        "mxfp4": "floor" (the default), "even" or "ceil": how the scale of a block
+                      follows from its largest magnitude (nf4.h). "nvfp4": whether the global scale
+                      is a "factor" (the default) or a "divisor"; it is chosen so that the largest
+                      scale of a block is 448. With `out`, the global scales of `out` are used
+    codebook          float32 [16] that replaces the format's own
+    threads           on the CPU: the most threads to use; 0: one for each processor
     out               where to write; its format, blocksizes and codebook are the defaults. By
-                      default new memory: torch tensors for a torch tensor, on its device, and
-                      numpy arrays for all else in host memory. Required for all else in device
-                      memory
-    workspace         uint8, of `out.sizes.workspace_bytes` or more, 16-byte aligned. Made where
-                      `out` could be; else required for device memory if nested
-    stream            for device memory: an int, a torch, CuPy or cuda.core stream, or None:
-                      torch's current stream if the memory is in torch tensors, the legacy
-                      default stream if not. The work is enqueued, and all memory that was
-                      given must live until it has finished
+                      default the result is new memory: torch tensors on the device of a torch
+                      tensor, or else numpy arrays in host memory. Required for device memory that
+                      is not in torch tensors
+    workspace         uint8, of at least `out.sizes.workspace_bytes` bytes, aligned to 16 bytes.
+                      Allocated for torch tensors and host memory; otherwise required if nested
+    stream            for device memory: an int, a torch, CuPy or cuda.core stream, or None. None
+                      means torch's current stream for torch tensors, and the legacy default stream
+                      for other memory. The call enqueues the work, and all memory that was passed
+                      must live until the work has finished
 
-    torch is told that what is written to has changed, where that is a tensor: a backward pass
-    that needs it as it was before raises torch's RuntimeError.
+    torch is told that tensors which are written to have changed: a backward pass that needs their
+    earlier values raises torch's RuntimeError.
 
     Returns `out`, or a new QuantizedTensor. Raises InvalidArgument, and for device memory
-    NoCuda, NoDevice, UnsupportedDevice and CudaError; what torch raises where it cannot
-    allocate is let through.
+    NoCuda, NoDevice, UnsupportedDevice and CudaError. torch's own errors, such as out of memory,
+    are not changed.
     """
     source = read("array", array).require_contiguous()
     layout = {

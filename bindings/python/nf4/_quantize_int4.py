@@ -84,22 +84,23 @@ def quantize_int4(
     out: Int4Tensor[Any] | None = None,
     stream: CudaStreamLike | None = None,
 ) -> Int4Tensor[Any]:
-    """Quantizes a weight [rows, cols], or a stack of experts [experts, rows, cols], of fp32, fp16
-    or bf16 to 4-bit integers, by rounding to nearest: GPTQ and AWQ themselves, which look at
-    activations, choose better ones.
+    """Quantizes a weight [rows, cols], or a stack of experts [experts, rows, cols], in fp32, fp16
+    or bf16 to 4-bit integers by rounding to nearest. (The methods GPTQ and AWQ use activations to
+    choose better integers.)
 
-    array         what quantize takes; an address, with `out`, is of the dtype of out's scales
+    array         as for quantize; an address, with `out`, is of memory in the dtype of out's scales
     layout        "gptq" (the default), "gptq_v2", "awq" or "compressed-tensors"
     group_size    columns that share a scale: a multiple of 8 that divides cols, 128 by default;
                   -1: all columns
-    symmetric     scale = 2 max|x| / 15 and all zeros are 8: "compressed-tensors" has no array of
-                  them then. Else scale = (max(x, 0) - min(x, 0)) / 15, zero = -min(x, 0) / scale
-    scales_dtype  "fp16" or "bf16"; by default that of the array, and fp16 for fp32
+    symmetric     True: scale = 2 max|x| / 15 and all zero points are 8; "compressed-tensors" then
+                  has no array of zero points. False: scale = (max(x, 0) - min(x, 0)) / 15 and
+                  zero = -min(x, 0) / scale
+    scales_dtype  "fp16" or "bf16"; by default the dtype of the array, or fp16 for fp32
     threads, stream  as for quantize
     out           where to write, without g_idx and permutation; its layout, group_size and
-                  scales_dtype are the defaults. When it is required: as for quantize
+                  scales_dtype are the defaults. It is required in the same cases as for quantize
 
-    Returns `out`, or a new Int4Tensor. Raises what quantize raises.
+    Returns `out`, or a new Int4Tensor. Raises the errors of quantize.
     """
     source = read("array", array).require_contiguous()
     given: dict[str, Any] = {"layout": layout, "group_size": group_size}
@@ -159,15 +160,15 @@ def reorder(
     stream: CudaStreamLike | None = None,
 ) -> Int4Tensor[Packed]:
     """Sorts the columns of a weight with g_idx (act order) by their group, once, so that `matmul`
-    reads whole groups: it takes x as before, and gathers its columns by `permutation`.
+    reads whole groups. matmul takes the same x as before, and gathers its columns by `permutation`.
 
-    out              where to write: its packed and permutation are written, its scales and zeros
-                     are those of the weight or equal to them, and it has no g_idx. By default
-                     packed and permutation are new and the rest is the weight's. When it is
-                     required: as for quantize
+    out              where to write its packed and permutation. Its scales and zeros are those of
+                     the weight or equal to them, and it has no g_idx. By default packed and
+                     permutation are new memory, and the other parts are those of the weight. It is
+                     required in the same cases as for quantize
     threads, stream  as for quantize
 
-    Returns `out`, or a new Int4Tensor. Raises what quantize raises.
+    Returns `out`, or a new Int4Tensor. Raises the errors of quantize.
     """
     source = _prepare(weight, "weight")
     if weight.g_idx is None or weight.permutation is not None:

@@ -15,8 +15,9 @@ _short.maxstring = _short.maxother = 100
 
 
 class Error(Exception):
-    """Any failure of libnf4. `str(error)` is the library's detail, `status` the nf4_status; None
-    where the library was not called."""
+    """Any failure of libnf4. `str(error)` is the library's detail. `status` is the nf4_status, or
+    None if the library was not called.
+    """
 
     status: int | None = None
 
@@ -51,7 +52,7 @@ class UnsupportedDevice(Error):
 
 
 class CudaError(Error):
-    """The CUDA runtime returned an error, perhaps one of earlier work."""
+    """The CUDA runtime returned an error, perhaps from earlier work."""
 
     status = _abi.STATUS_CUDA_ERROR
 

@@ -14,18 +14,18 @@ from nf4.typing import FormatName
 
 
 def version() -> str:
-    """The version of the library that is loaded, such as "0.1.0"."""
+    """Returns the version of the loaded library, such as "0.1.0"."""
     return library().nf4_version_string().decode()
 
 
 def build_info() -> dict[str, str]:
-    """How the library was built, by key: "compiler", "cuda", "cpu_variants" and more."""
+    """Returns how the library was built, by key: "compiler", "cuda", "cpu_variants" and more."""
     lines = library().nf4_build_info().decode().splitlines()
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def cpu_variant() -> str:
-    """The CPU kernels that this machine runs.
+    """Returns the name of the CPU kernels that this machine runs.
 
     "avx512bf16", "avx512", "avx2", "neonbf16", "neon" or "scalar".
     """
@@ -33,31 +33,31 @@ def cpu_variant() -> str:
 
 
 def codebook(format: FormatName = "nf4") -> np.ndarray:
-    """A copy of the codebook of a format: float32 [16], indexed by code.
+    """Returns a copy of the codebook of a format: float32 [16], indexed by code.
 
-    Raises InvalidArgument for another format.
+    Raises InvalidArgument for an unknown format.
     """
     table = library().nf4_codebook(_convert.format_code(format))
     return np.ctypeslib.as_array(table, (16,)).copy()
 
 
 def scale_code() -> np.ndarray:
-    """A copy of the table that nested scales index, bitsandbytes' own: float32 [256], ascending."""
+    """Returns a copy of bitsandbytes' table of nested scales: float32 [256], ascending."""
     return np.ctypeslib.as_array(library().nf4_scale_code(), (256,)).copy()
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or why there is none.
+    """A GPU, or the reason why there is none.
 
-    usable  do kernels of this library run on it? If not, `reason` says why
+    usable  True if kernels of this library run on it; otherwise `reason` says why not
     status  the name of the nf4_status
     shared_memory_bytes
-            that a thread block may have
-    timed   were libnf4's products timed on GPUs of this kind? If not, which way a product goes,
-            by libnf4's kernel or by a dense weight, is presumed
+            the most shared memory that a thread block may have
+    timed   True if libnf4's products were timed on GPUs of this kind. Otherwise it is presumed
+            which way a product goes: by libnf4's kernel or by a dense weight
 
-    What is unknown is 0 or "".
+    Unknown values are 0 or "".
     """
 
     index: int
@@ -77,7 +77,7 @@ class Device:
 
 
 def device_info(device: int = 0) -> Device:
-    """What is known of the GPU of this index. May initialise CUDA, which takes long.
+    """Returns what is known of the GPU with this index. May initialise CUDA, which takes long.
 
     Raises InvalidArgument for an index out of range.
     """

@@ -95,18 +95,20 @@ class Int4Tensor(Weight[Packed]):
     """A weight of 4-bit integers, scale * (code - zero), in the arrays of a checkpoint. It holds
     the objects that it is given and copies none.
 
-    layout       "gptq" (checkpoint_format gptq), whose words of zeros are less by 0x11111111 than
-                 those of "gptq_v2", "awq" (version gemm), or "compressed-tensors" (pack-quantized)
-    shape        (rows, cols): (out_features, in_features), or (experts, rows, cols): a stack of
-                 experts, for matmul_grouped; each part has a first dimension of experts more then
+    layout       "gptq" (checkpoint_format gptq), "gptq_v2", "awq" (version gemm) or
+                 "compressed-tensors" (pack-quantized). The words of zeros in "gptq" are those of
+                 "gptq_v2" minus 0x11111111
+    shape        (rows, cols), which are (out_features, in_features); or (experts, rows, cols), a
+                 stack of experts for matmul_grouped, whose parts have a first dimension of experts
     group_size   columns that share a scale: a multiple of 8 that divides cols; -1: all
     packed       int32, eight codes a word: qweight, or weight_packed
     scales       fp16 or bf16: scales, or weight_scale
     zeros        int32, eight zero points a word: qzeros, or weight_zero_point. None: all are 8
-    g_idx        int32 [cols], the group of each column, of weights with act order; None:
+    g_idx        int32 [cols], the group of each column, for weights with act order. None:
                  column / group_size
-    permutation  int32 [cols], where stored column j belongs, in what `reorder` makes; or None
-    scales_dtype  "fp16" or "bf16"; by default that of scales, which an address does not have
+    permutation  int32 [cols], the column of the weight that each stored column is, in the result of
+                 `reorder`; or None
+    scales_dtype  "fp16" or "bf16"; by default the dtype of scales. Required if scales is an address
 
     With G groups a row, the shapes are
 
@@ -115,12 +117,12 @@ class Int4Tensor(Weight[Packed]):
         awq                 [cols, rows / 8]        [G, rows]  [G, rows / 8]
         compressed-tensors  [rows, ceil(cols / 8)]  [rows, G]  [ceil(rows / 8), G]
 
-    Each part is one of the objects that QuantizedTensor takes, and is read when its parts are.
-    Values of g_idx and permutation are checked on the CPU, at each use. On a GPU they are not: one
-    out of range reads memory outside the weight.
+    Each part is an object that QuantizedTensor accepts, and is read at the first use, like the
+    parts of a QuantizedTensor. Values of g_idx and permutation are checked on the CPU, at each use.
+    On a GPU they are not checked: a value out of range reads memory outside the weight.
 
-    Raises InvalidArgument for a layout, a shape, a group size or a dtype that are none; what else
-    is wrong is found at the first use.
+    Raises InvalidArgument for an invalid layout, shape, group size or dtype; other errors are found
+    at the first use.
     """
 
     prefix = "nf4_int4_"

@@ -19,11 +19,11 @@ from nf4.weight import Packed, Part, Weight
 class Sizes:
     """The sizes of the parts of a quantized weight.
 
-    elements         of the weight
+    elements         elements of the weight
     blocks           elements of absmax
     nested_blocks    elements of nested_absmax; 0 if flat or "mxfp4"
     packed_bytes, absmax_bytes
-    workspace_bytes  that quantize needs
+    workspace_bytes  the workspace that quantize needs
     """
 
     elements: int
@@ -81,7 +81,7 @@ def sizes(
     blocksize: int | None = None,
     nested_blocksize: int | None = None,
 ) -> Sizes:
-    """The sizes to allocate for a weight of this shape.
+    """Returns the sizes of the parts of a weight of this shape, to allocate them.
 
     format, blocksize and nested_blocksize: as for quantize.
 
@@ -95,34 +95,34 @@ def sizes(
 class QuantizedTensor(Weight[Packed]):
     """A weight in 4 bits. It holds the objects that it is given and copies none.
 
-    packed         uint8 [ceil(n / 2)], element 2i in the high nibble of byte i; in "mxfp4" and
-                   "nvfp4" in the low nibble
+    packed         uint8 [ceil(n / 2)]; element 2i is in the high nibble of byte i, or in the low
+                   nibble in "mxfp4" and "nvfp4"
     absmax         float32 [ceil(n / blocksize)]; uint8 if nested. "mxfp4": uint8, E8M0;
                    "nvfp4": uint8, E4M3
-    shape          of the weight; n is its number of elements. In "mxfp4" and "nvfp4" the last
+    shape          the shape of the weight, which has n elements. In "mxfp4" and "nvfp4" the last
                    dimension is a multiple of blocksize
     nested_absmax  float32 [ceil(blocks / nested_blocksize)]; None if flat. "nvfp4": the global
-                   scales, one for nested_blocksize rows, or for all if that is 0
+                   scales, one for every nested_blocksize rows; one for all rows if that is 0
     nested_code    float32 [256], ascending; None unless nested
     nested_offset  float32 [1]; None unless nested
-    codebook       float32 [16] in place of the format's own, or None
+    codebook       float32 [16] that replaces the format's own, or None
     blocksize      a power of two, 32..4096; "mxfp4": 32; "nvfp4": 16 or 32
-    scale_rule     "nvfp4": "factor" (None) or "divisor", what a global scale is to the scales of
-                   its blocks. "mxfp4": "floor" (None), "even" or "ceil", how quantize chooses
-                   scales (nf4.h)
-    dtype          "fp16", "bf16" or "fp32": that of the weight before it was quantized
+    scale_rule     "nvfp4": "factor" (None) or "divisor": whether the global scale multiplies or
+                   divides the scales of blocks. "mxfp4": "floor" (None), "even" or "ceil": how
+                   quantize chooses scales (nf4.h)
+    dtype          "fp16", "bf16" or "fp32": the dtype of the weight before it was quantized
 
-    Any part may be of any shape with that many elements. Each is a numpy array, a torch
-    tensor, an object with __cuda_array_interface__ or __dlpack__, or a raw address, and all are
+    Any part may have any shape with that many elements. Each is a numpy array, a torch
+    tensor, an object with __cuda_array_interface__ or __dlpack__, or a raw address. All are
     in host memory or all in device memory. QuantizedTensor[torch.Tensor] has a tensor for
     `packed`.
 
-    The parts are read when the weight is first used, and must stay what they are: of the
-    same size and, except for torch tensors, at the same address. A torch tensor may be moved, as
+    The parts are read when the weight is first used. Afterwards their sizes must stay the same
+    and, except for torch tensors, their addresses too. A torch tensor may be moved, as
     torch.nn.Module.to() does.
 
-    Raises InvalidArgument for blocksizes, a shape or a dtype that are none, and where the nested
-    parts and nested_blocksize disagree; what else is wrong is found at the first use.
+    Raises InvalidArgument for an invalid blocksize, shape or dtype, and if the nested parts and
+    nested_blocksize disagree; other errors are found at the first use.
     """
 
     prefix = "nf4_"

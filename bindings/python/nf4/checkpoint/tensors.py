@@ -47,12 +47,12 @@ def load(path: str | os.PathLike[str]) -> dict[str, Weight[np.ndarray] | np.ndar
     the dense one ("model.layers.0.mlp.up_proj.weight") and is a QuantizedTensor or an Int4Tensor.
     All other tensors are arrays. A weight in FP8 beside 4-bit ones is dequantized.
 
-    path  a safetensors file, a directory with config.json and such files, or their index. The
-          weights are of bitsandbytes (NF4, FP4), GPTQ, AWQ, AutoRound, compressed-tensors (4 bits),
-          ModelOpt or gpt-oss, or dense
+    path  a safetensors file, a directory with config.json and safetensors files, or their index.
+          The weights are dense, or of bitsandbytes (NF4, FP4), GPTQ, AWQ, AutoRound,
+          compressed-tensors (4 bits), ModelOpt or gpt-oss
 
-    Raises nf4.checkpoint.FormatError, which names the file and the tensor, if the checkpoint breaks
-    the format, and OSError. nf4.checkpoint.Checkpoint reads tensors one by one.
+    Raises nf4.checkpoint.FormatError, which names the file and the tensor, if the checkpoint is not
+    valid in its format, and OSError. nf4.checkpoint.Checkpoint reads tensors one by one.
     """
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
@@ -79,20 +79,20 @@ def save(
     """Writes tensors, such as those that `load` returns, as a checkpoint. It appears whole or not
     at all.
 
-    path     a file if it ends with ".safetensors", else a directory, which gets model.safetensors
-             and config.json
+    path     a file if it ends with ".safetensors"; otherwise a directory, which gets
+             model.safetensors and config.json
     tensors  weights, arrays and tensors by name; they may be on a GPU. Weights keep their layout,
-             and are all integers or none is. An Int4Tensor's name ends with ".weight"
-    config   the model's config, for config.json of a directory; a single file has none. A
-             quantization_config is added unless it has one: that of the integers' layout, or of
-             "bitsandbytes", or of "nf4" if any weight has three dimensions or is in MXFP4 or NVFP4,
-             which bitsandbytes does not load
+             and are either all integers or none is. An Int4Tensor's name ends with ".weight"
+    config   the model's config, for config.json of a directory; a single file has none. If it has
+             no quantization_config, one is added: of the integers' layout, of "bitsandbytes", or of
+             "nf4" if any weight has three dimensions or is in MXFP4 or NVFP4, which bitsandbytes
+             does not load
     replace  replace an existing file, or a directory that holds a checkpoint
 
     Raises InvalidArgument for a tensor that no checkpoint can hold, such as a weight that `reorder`
     made or one with a codebook of its own; for a tensor that would be read differently, such as
     GPTQ v2 in a file without config.json; for names that clash; and for a config that is not JSON.
-    Raises nf4.checkpoint.OutputRefused if something is in the way, and OSError.
+    Raises nf4.checkpoint.OutputRefused if the destination cannot be replaced, and OSError.
     """
     items = _items(tensors)
     is_file = os.fspath(path).endswith(".safetensors")

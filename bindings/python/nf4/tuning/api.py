@@ -59,19 +59,20 @@ def tune(
     advance: Callable[[str], None] | None = None,
 ) -> Tuning | None:
     """Measures how long libnf4's kernels and a dense product of PyTorch take on a GPU, and stores
-    costs by which the library chooses from then on. It takes less than half a minute on an H200
-    and longer on slower GPUs, and needs the GPU for itself and 2 GB of its memory. Other programs
-    read the costs when they start. In this one, ways that were chosen before may stay. Results
-    change by no more than the order of sums.
+    costs, by which the library chooses kernels from then on. This takes less than half a minute on
+    an H200 and longer on slower GPUs. It needs 2 GB of the GPU's memory, and nothing else should
+    use the GPU. Other programs read the costs when they start. In this program, choices that were
+    made before may stay. Another kernel may sum in another order, which can change the last bits
+    of results.
 
     device        the index of a GPU
     at_first_use  does nothing and returns None if costs of the GPU are stored and used already.
                   A program that calls this before its first product thus measures once on each
                   machine, and again at each start for as long as nothing was stored
-    advance       is called with a name at each of nf4.tuning.api.steps() steps
+    advance       called with a name at each of nf4.tuning.api.steps() steps
 
-    Nothing is stored if times vary too much, as where another program uses the GPU; `reason` of the
-    result says so.
+    Nothing is stored if times vary too much, for example because another program uses the GPU;
+    `reason` of the result says so.
 
     Raises nf4.Error without PyTorch, during the capture of a CUDA graph and if the GPU has too
     little memory, NoDevice without a usable GPU, and OSError if the file cannot be written.
