@@ -40,7 +40,7 @@ HEAD = """\
 
 This page lists what libnf4 promises, the test that holds each promise, how much the test tried, and
 its last result. The column "finds" names a defect that was planted once to show that the test finds
-it. A proof that fails fails its command. To repeat the proofs, run in a clone:
+it. If a proof fails, its command fails. To repeat the proofs, run in a clone:
 
 ```sh
 ./dev test            # what every change runs

@@ -74,7 +74,7 @@ Weight copy_parts(Weight weight, Copy copy) {
   return weight;
 }
 
-// Hands over the costs in a file that `nf4 tune` wrote, before the first product (nf4_set_costs).
+// Sets the costs in a file that `nf4 tune` wrote, before the first product (nf4_set_costs).
 // Throws if it cannot be read, or is of another version of the library.
 inline void set_costs_of(const std::string &path) {
   std::ifstream file(path, std::ios::binary);

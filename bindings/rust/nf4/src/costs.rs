@@ -17,8 +17,8 @@ const VARIABLE: &str = "NF4_COSTS";
 const MOST_BYTES: u64 = 64 << 10;
 const END: &str = "end\n";
 
-/// Hands over how long kernels take on this machine's GPUs, in the form that `nf4_set_costs` of nf4.h
-/// describes; `nf4 tune` of the Python package writes it. `None` removes it. Answers such as
+/// Sets how long kernels take on this machine's GPUs, by a text that `nf4_set_costs` of nf4.h describes
+/// and `nf4 tune` of the Python package writes. `None` removes all costs. Answers such as
 /// [`Spec::matmul_path`](crate::Spec::matmul_path) and the choice of kernels follow these costs, so
 /// call it before the first product.
 ///
@@ -52,7 +52,7 @@ fn give(text: Option<&str>) -> Result<()> {
     check(unsafe { sys::nf4_set_costs(address, bytes) })
 }
 
-/// Hands over the costs in a file that `nf4 tune` wrote.
+/// Sets the costs in a file that `nf4 tune` wrote.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), with the path, if the file cannot be read
@@ -71,7 +71,7 @@ pub struct CostsFile {
     pub status: Result<()>,
 }
 
-/// Hands over the costs that the user measured with `nf4 tune`, on any of the machine's GPUs, and
+/// Sets the costs that the user measured with `nf4 tune`, on any of the machine's GPUs, and
 /// returns all files that there are, the newest first. Call it before the first product.
 ///
 /// The files are `costs-*.txt` in the folder that the environment variable `NF4_COSTS` names, else in
