@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,6 +22,7 @@ from nf4bench.table import with_section  # noqa: E402
 
 README, FOLDER = ROOT / "README.md", ROOT / "docs" / "bench"
 FIGURES = FOLDER / "figures.json"
+_WRAPPER = textwrap.TextWrapper(120, break_long_words=False, break_on_hyphens=False)
 # The pages of docs/bench, and the figures that each needs.
 PAGES = {
     "README.md": (pages.document, {"bench"}),
@@ -43,8 +45,14 @@ def texts(figures: dict) -> dict[Path, str]:
     made = {README: with_section(README.read_text(), "bench", section)}
     for file, (page, needed) in PAGES.items():
         if needed <= figures.keys():
-            made[FOLDER / file] = page(figures, changed)
+            made[FOLDER / file] = wrapped(page(figures, changed))
     return made
+
+
+def wrapped(text: str) -> str:
+    """Returns Markdown with paragraphs in lines of at most 120 characters; tables stay."""
+    lines = text.split("\n")
+    return "\n".join(line if line[:1] in "|#!<" else _WRAPPER.fill(line) for line in lines)
 
 
 def stale(figures: dict) -> list[Path]:
