@@ -91,6 +91,27 @@ def test_fused_layers_share_a_global_scale(tmp_path):
         assert {scales[name] for name in group} == {float(expected)}
 
 
+def test_verify_warns_of_fused_layers_with_several_global_scales(tmp_path):
+    names = [f"{_ATTENTION}.{name}_proj" for name in "qkvo"]
+    dense = {f"{name}.weight": helpers.random_weight((32, 64), "float32", 1) for name in names}
+    source = helpers.write_model(tmp_path / "dense", dense)
+    quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions(format="nvfp4"))
+    assert findings("warning", tmp_path / "q") == []
+    file = tmp_path / "q" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    header = 8 + int.from_bytes(data[:8], "little")
+    for name in (names[1], names[3]):  # o_proj is fused with no other
+        info = json.loads(data[8:header])[f"{name}.weight_global_scale"]
+        scale = np.frombuffer(data, np.float32, 1, header + info["data_offsets"][0])
+        scale *= 2
+    file.write_bytes(data)
+    (warning,) = findings("warning", tmp_path / "q")
+    first = ", ".join(f"{name}.weight" for name in names[:3])
+    assert warning.startswith("3 weights do not have the global scale of those that engines fuse")
+    assert f"such as {first};" in warning
+    assert main(["verify", str(tmp_path / "q")]) == 0
+
+
 @pytest.mark.parametrize(
     "group",
     [
