@@ -143,7 +143,7 @@ def readme(figures: Row, changed: Collection[str] = ()) -> str:
         "for experts. "
         "Humming is a library of W4A16 kernels (4-bit weights, 16-bit activations). The last three "
         "columns are the other library's time divided by libnf4's; above 1x, libnf4 is faster. "
-        "Both quantizes are timed as eager calls, because a CUDA graph cannot capture "
+        "The ratio of quantize is of eager calls, because a CUDA graph cannot capture "
         "bitsandbytes' quantize.",
         README.markdown(found),
         " ".join(last),
