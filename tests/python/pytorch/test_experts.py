@@ -205,7 +205,7 @@ class TestTheModule:
         assert torch.equal(layer.dequantize(), nf4.torch.dequantize(nf4.torch.quantize(weight)))
         turned = NF4Experts.from_dense(weight.transpose(1, 2), transposed=True)
         assert torch.equal(turned.dequantize(), layer.dequantize())
-        assert "experts=3, out_features=8, in_features=64" in repr(layer)
+        assert "experts=3, out_features=8, in_features=64, format=nf4, blocksize=" in repr(layer)
 
     @pytest.mark.parametrize(
         "move", [lambda each: each.half(), lambda each: prepare_layers([each])]

@@ -177,5 +177,5 @@ class NF4Experts(_Stack):
     def extra_repr(self) -> str:
         return (
             f"experts={self.experts}, out_features={self.out_features}, "
-            f"in_features={self.in_features}"
+            f"in_features={self.in_features}, {self.format_repr()}"
         )

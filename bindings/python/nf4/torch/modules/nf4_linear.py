@@ -154,5 +154,4 @@ class NF4Linear(NF4Weight, QuantizedLinear):
         return cls._of(weight, layer.bias, layer.compute_dtype).train(layer.training)
 
     def extra_repr(self) -> str:
-        nested = f", nested_blocksize={self.nested_blocksize}" if self.nested_blocksize else ""
-        return f"{super().extra_repr()}, format={self.format}, blocksize={self.blocksize}{nested}"
+        return f"{super().extra_repr()}, {self.format_repr()}"

@@ -136,6 +136,11 @@ class NF4Weight(QuantizedModule):
     def nested_blocksize(self) -> int:
         return self.spec.nested_blocksize
 
+    def format_repr(self) -> str:
+        """Returns the format and the blocksizes, for extra_repr."""
+        nested = f", nested_blocksize={self.nested_blocksize}" if self.nested_blocksize else ""
+        return f"format={self.format}, blocksize={self.blocksize}{nested}"
+
     @property
     def quantized(self) -> nf4.QuantizedTensor[Tensor]:
         """The weight, as nf4 and nf4.torch accept it. Memory is shared."""
