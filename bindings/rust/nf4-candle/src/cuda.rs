@@ -1,7 +1,6 @@
 //! The product on a GPU: libnf4 reads and writes candle's buffers, on candle's stream.
 
 use std::ops::Range;
-use std::sync::Once;
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::DeviceRepr;
@@ -18,9 +17,8 @@ use crate::product::{Extent, Product, Weight};
 use crate::wrap;
 
 pub(crate) fn upload(weight: &QuantizedTensor, device: &CudaDevice) -> Result<Weight> {
-    // Before the first product, whose choice of a kernel is kept.
-    static COSTS: Once = Once::new();
-    COSTS.call_once(|| drop(nf4::load_costs_unless_set()));
+    // Before the first product, whose choice of a kernel is kept. Later calls load nothing.
+    nf4::load_costs_unless_set();
     let weight = CudaTensor::upload(&device.cuda_stream(), weight).map_err(wrap)?;
     Ok(Weight::Cuda(Box::new(weight)))
 }

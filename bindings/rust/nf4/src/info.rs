@@ -98,9 +98,17 @@ pub fn cpu_variant() -> &'static str {
 /// let nf4 = nf4::codebook(nf4::Format::Nf4);
 /// assert_eq!((nf4[0], nf4[7], nf4[15]), (-1.0, 0.0, 1.0));
 /// ```
+///
+/// # Panics
+/// If the library that was loaded is older than the format.
 pub fn codebook(format: Format) -> &'static [f32; CODEBOOK_SIZE] {
-    // SAFETY: for a known format the pointer is to 16 static floats.
-    unsafe { &*sys::nf4_codebook(format.as_raw()).cast() }
+    // SAFETY: the pointer is to 16 static floats; it is NULL for a format that the library lacks.
+    let entries = unsafe {
+        sys::nf4_codebook(format.as_raw())
+            .cast::<[f32; CODEBOOK_SIZE]>()
+            .as_ref()
+    };
+    entries.expect("libnf4 has this format")
 }
 
 /// Returns the scale code of bitsandbytes: 256 floats, ascending.

@@ -2,7 +2,8 @@
 
 use half::bf16;
 use nf4::{
-    dequantize, dequantize_into, quantize, quantize_into, scale_code, Error, Format, QuantizedMut,
+    dequantize, dequantize_into, lora_grad_into, matmul_grad_into, matmul_into, quantize,
+    quantize_into, scale_code, Error, Format, LoraGrad, Matrix, MatrixMut, QuantizedMut,
     QuantizedRef, QuantizedTensor, Result, Scales, ScalesMut, ScalesRef, Spec,
 };
 
@@ -188,6 +189,42 @@ fn weights_of_no_elements() -> Result<()> {
         dequantize_into(&weight, &mut [0.0f32; 0], 3)?;
         assert!(dequantize_into(&weight, &mut [0.0f32], 0).is_err());
     }
+    Ok(())
+}
+
+/// Functions that return a vector take all of it for written.
+#[test]
+fn sums_without_terms_are_written() -> Result<()> {
+    let none: &[f32] = &[];
+    let (no_cols, no_rows) = (Spec::new(3, 0), Spec::new(0, 64));
+    let (no_cols, no_rows) = (quantize(none, no_cols, 0)?, quantize(none, no_rows, 0)?);
+    for (bias, wanted) in [
+        (None, [0.0; 3]),
+        (Some(&[1.0, 2.0, 3.0][..]), [1.0, 2.0, 3.0]),
+    ] {
+        let mut y = [f32::NAN; 6];
+        let to = &mut MatrixMut::new(&mut y, 2, 3)?;
+        matmul_into(Matrix::new(none, 2, 0)?, &no_cols, bias, to, 0)?;
+        assert_eq!([&y[..3], &y[3..]], [wanted; 2]);
+    }
+    let mut grad_x = [f32::NAN; 2 * 64];
+    let to = &mut MatrixMut::new(&mut grad_x, 2, 64)?;
+    matmul_grad_into(Matrix::new(none, 2, 0)?, &no_rows, to, 0)?;
+    assert_eq!(grad_x, [0.0; 2 * 64]);
+
+    let operands = LoraGrad {
+        rank: 2,
+        scale: 1.0,
+        x: Matrix::new(none, 0, 64)?,
+        grad_y: Matrix::new(none, 0, 3)?,
+        p: none,
+        q: none,
+    };
+    let (mut grad_a, mut grad_b) = ([f32::NAN; 2 * 64], [f32::NAN; 3 * 2]);
+    let a = &mut MatrixMut::new(&mut grad_a[..], 2, 64)?;
+    let b = &mut MatrixMut::new(&mut grad_b[..], 3, 2)?;
+    lora_grad_into(&operands, Some(a), Some(b), 0)?;
+    assert_eq!((grad_a, grad_b), ([0.0; 2 * 64], [0.0; 3 * 2]));
     Ok(())
 }
 

@@ -1,6 +1,9 @@
 //! What the library says of itself and of the machine.
 
-use nf4::{build_info, codebook, cpu_variant, device_info, scale_code, Error, Format};
+use nf4::{
+    build_info, codebook, cpu_variant, device_info, scale_code, E8m0Rule, Error, Format,
+    GlobalScale,
+};
 
 #[test]
 fn versions_agree() {
@@ -28,6 +31,17 @@ fn tables_are_those_of_the_formats() {
     assert_eq!(fp4[..4], [0.0, 0.0625 / 12.0, 8.0 / 12.0, 1.0]);
     let nf4 = codebook(Format::Nf4);
     assert_eq!((nf4[0], nf4[1], nf4[15]), (-1.0, -0.696_192_8, 1.0));
+    for format in [
+        Format::Mxfp4(E8m0Rule::Even),
+        Format::Nvfp4(GlobalScale::Factor),
+    ] {
+        let positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        assert_eq!(codebook(format)[..8], positive);
+        assert_eq!(
+            codebook(format)[9..],
+            positive.map(|entry: f32| -entry)[1..]
+        );
+    }
     assert!(scale_code().windows(2).all(|pair| pair[0] < pair[1]));
     assert_eq!(scale_code()[255], 1.0);
 }
