@@ -155,8 +155,8 @@ wants_cuda() {
   ! grep -qs '^cuda = disabled' "$BUILD/meson-private/cmd_line.txt"
 }
 
-# Puts nvcc on PATH, where Meson looks for it: the user's own, else that of the wheels, or for drivers of CUDA 12
-# (NF4_CUDA_DRIVER=12) that of a toolkit composed of them. Sets HAVE_CUDA to whether there is one for this machine.
+# Puts nvcc on PATH, where Meson looks for it: the user's own, else that of a toolkit composed of wheels, or with
+# NF4_CUDA_DRIVER=13 that of the wheels. Sets HAVE_CUDA to whether there is one for this machine.
 cuda_compiler() {
   local backend=$PACKAGE/build_backend/nf4_build.py wheels variables
   HAVE_CUDA=yes

@@ -11,10 +11,12 @@ version() { sed -n "s/^  version: '\(.*\)',\$/\1/p" meson.build; }
 readonly ARCHS_12=75-ptx,75,80,86,90,100,120 ARM_ARCHS_12=80-ptx,80,86,90,100,120
 
 # wheel [--cpu|--arm] [-D...]: an sdist of what is committed, and a wheel from it, into dist/. The wheel
-# runs where glibc is that of this machine or later, on Python 3.10 and later. With NF4_CUDA_DRIVER=12 drivers of CUDA 12
-# load it, and that for Arm has CUDA.
+# runs where glibc is that of this machine or later, on Python 3.10 and later. Drivers of CUDA 12 load it; with
+# NF4_CUDA_DRIVER=13 those of CUDA 13 alone, and then that for Arm has no CUDA.
 wheel() {
-  local cuda=1 option config=() options=() host=() strip=(--strip) built=$CACHE/wheel driver=${NF4_CUDA_DRIVER:-13} file problem
+  local cuda=1 option config=() options=() host=() strip=(--strip) built=$CACHE/wheel file problem
+  local -x NF4_CUDA_DRIVER=${NF4_CUDA_DRIVER:-12}
+  local driver=$NF4_CUDA_DRIVER
   for option; do
     case $option in
       --cpu) cuda=0 ;;

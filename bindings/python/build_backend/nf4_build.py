@@ -1,10 +1,12 @@
 """The build backend for pip: meson-python, and nvcc from wheels.
 
 A build uses the nvcc of CUDACXX or PATH. Where there is none, nvcc's wheels are build
-requirements. NF4_CUDA=0 in the environment builds for the CPU alone. NF4_CUDA_DRIVER=12 builds for
-drivers of CUDA 12 and later: with an nvcc of CUDA 13, ptxas and the runtime are those of more
-wheels, and lz4 compresses the kernels (nf4_toolkit.py). NF4_CUDA_RUNTIME then names a folder with
-another machine's runtime.
+requirements, and the library is for drivers of CUDA 12 and later: ptxas and the runtime are those
+of more wheels, and lz4 compresses the kernels (nf4_toolkit.py). NF4_CUDA_RUNTIME then names a
+folder with another machine's runtime.
+
+NF4_CUDA_DRIVER in the environment, 12 or 13, says which drivers are to load the library: 12 takes
+those wheels beside an nvcc 13 of PATH, too, and 13 takes none. NF4_CUDA=0 builds for the CPU alone.
 
     python nf4_build.py               shell lines that set up the nvcc of installed wheels
     python nf4_build.py requirements  the wheels that such a build needs beside the installed nvcc
@@ -43,13 +45,13 @@ def cuda_wanted() -> bool:
     return os.environ.get("NF4_CUDA", "1") != "0"
 
 
-def for_cuda_12() -> bool:
-    """Whether drivers of CUDA 12 are to load the library. Raises SystemExit for a value of the
-    variable without a meaning."""
-    driver = os.environ.get("NF4_CUDA_DRIVER", "13")
-    if driver not in ("12", "13"):
+def for_cuda_12(nvcc: str | None) -> bool:
+    """Whether drivers of CUDA 12 are to load the library. nvcc: the installed one, wheels aside.
+    Raises SystemExit for a value of the variable without a meaning."""
+    driver = os.environ.get("NF4_CUDA_DRIVER")
+    if driver not in (None, "12", "13"):
         raise SystemExit(f"libnf4: NF4_CUDA_DRIVER is {driver}, which is neither 12 nor 13")
-    return driver == "12"
+    return nvcc is None if driver is None else driver == "12"
 
 
 def system_nvcc() -> str | None:
@@ -84,7 +86,7 @@ def required_wheels() -> list[str]:
     """Those that this build needs beside the installed nvcc."""
     nvcc = system_nvcc()
     needed = [] if nvcc else CUDA_WHEELS
-    if for_cuda_12() and (nvcc is None or _major_version(nvcc) > 12):
+    if for_cuda_12(nvcc) and (nvcc is None or _major_version(nvcc) > 12):
         needed = [*needed, *CUDA_12_WHEELS]
     return [each for each in available_wheels() if each in needed]
 
@@ -105,7 +107,10 @@ def _toolkit(nvcc: str) -> str:
     given = os.environ.get("NF4_CUDA_RUNTIME")
     runtime = Path(given) if given else _installed("cuda_runtime", "lib/libcudart_static.a")
     if assembler is None or runtime is None or importlib.util.find_spec("lz4") is None:
-        raise SystemExit(f"libnf4: NF4_CUDA_DRIVER=12 needs {', '.join(CUDA_12_WHEELS)}")
+        raise SystemExit(
+            f"libnf4: a library for drivers of CUDA 12 needs {', '.join(CUDA_12_WHEELS)}; "
+            "NF4_CUDA_DRIVER=13 builds one for those of CUDA 13"
+        )
     root = Path(nvcc).resolve().parents[1]
     folder = assembler.parents[1] / "nf4_toolkit"
     if root.parent == folder.resolve():  # composed before
@@ -120,7 +125,7 @@ def cuda_environment() -> dict[str, str]:
     them by LIBRARY_PATH; nvcc's flags cannot name a folder with a space."""
     path = os.environ.get("PATH", os.defpath)
     nvcc, root = system_nvcc(), wheel_root()
-    if for_cuda_12() and (nvcc or root):
+    if (nvcc or root) and for_cuda_12(nvcc):
         nvcc = _toolkit(nvcc or str(root / "bin" / "nvcc"))
     if nvcc:
         return {"PATH": f"{Path(nvcc).absolute().parent}{os.pathsep}{path}"}

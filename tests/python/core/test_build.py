@@ -28,6 +28,11 @@ def backend(monkeypatch):
     return module
 
 
+@pytest.fixture
+def for_cuda_13(monkeypatch):
+    monkeypatch.setenv("NF4_CUDA_DRIVER", "13")
+
+
 def make_executable(path, text=""):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}")
@@ -66,7 +71,7 @@ def test_a_cudacxx_that_is_not_there(backend, monkeypatch, tmp_path):
         backend.cuda_environment()
 
 
-def test_the_wheels_come_last(backend, monkeypatch, tmp_path):
+def test_the_wheels_come_last(backend, monkeypatch, tmp_path, for_cuda_13):
     monkeypatch.setattr(backend, "wheel_root", lambda: tmp_path)
     assert backend.cuda_environment() == {
         "PATH": f"{tmp_path / 'bin'}:/nowhere",
@@ -78,7 +83,7 @@ def test_the_wheels_come_last(backend, monkeypatch, tmp_path):
     assert backend.cuda_environment()["LIBRARY_PATH"] == str(tmp_path / "lib")
 
 
-def test_the_cuda_option(backend, monkeypatch, tmp_path):
+def test_the_cuda_option(backend, monkeypatch, tmp_path, for_cuda_13):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     said = []
     assert backend._prepared(None) == {"setup-args": ["-Dcuda=auto"]}
@@ -235,7 +240,7 @@ def test_requirements(backend, monkeypatch, tmp_path):
     pytest.importorskip("mesonpy")
     monkeypatch.setattr(backend.platform, "system", lambda: "Linux")
     monkeypatch.setattr(backend.platform, "machine", lambda: "x86_64")
-    wheels = backend.CUDA_WHEELS
+    wheels = [*backend.CUDA_WHEELS, *backend.CUDA_12_WHEELS]
     assert backend.get_requires_for_build_wheel()[-len(wheels) :] == wheels
     monkeypatch.setenv("NF4_CUDA", "0")
     assert not set(wheels) & set(backend.get_requires_for_build_wheel())
@@ -253,10 +258,9 @@ def nvcc_of(folder, release):
 
 @pytest.fixture
 def wheels_of_cuda_12(backend, monkeypatch, tmp_path):
-    """NF4_CUDA_DRIVER=12, the installed wheels, and what a toolkit is composed of, in a list."""
+    """The installed wheels, and what a toolkit is composed of, in a list."""
     composed = []
     folders = {"cuda_nvcc": tmp_path / "nvidia/cuda_nvcc", "cuda_runtime": tmp_path / "runtime"}
-    monkeypatch.setenv("NF4_CUDA_DRIVER", "12")
     monkeypatch.setattr(backend, "_installed", lambda part, file: folders.get(part))
 
     def compose(*parts):
@@ -269,11 +273,14 @@ def wheels_of_cuda_12(backend, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("where", ["PATH", "wheels"])
 def test_a_toolkit_for_drivers_of_cuda_12(backend, monkeypatch, tmp_path, where, wheels_of_cuda_12):
+    """Of wheels unless asked otherwise; with an nvcc of CUDA 13 on PATH, where it is asked for."""
     nvcc = nvcc_of(tmp_path / "13", "release 13.0, V13.0.88")
     monkeypatch.setattr(backend, "wheel_root", lambda: tmp_path / "13")
     if where == "PATH":
         monkeypatch.setattr(backend, "wheel_root", lambda: None)
         monkeypatch.setenv("PATH", str(nvcc.parent))
+        assert backend.cuda_environment() == {"PATH": f"{nvcc.parent}:{nvcc.parent}"}
+        monkeypatch.setenv("NF4_CUDA_DRIVER", "12")
     path = os.environ["PATH"]
     folder = tmp_path / "nf4_toolkit"
     expected = {"PATH": f"{folder / 'cuda12-0' / 'bin'}:{path}"}
@@ -291,17 +298,17 @@ def test_an_nvcc_that_is_for_drivers_of_cuda_12(
 ):
     """The user's own, or one that was composed before."""
     nvcc = nvcc_of(tmp_path / folder, f"release {13 if '/' in folder else 12}.9, V1")
+    monkeypatch.setenv("NF4_CUDA_DRIVER", "12")
     monkeypatch.setenv("PATH", str(nvcc.parent))
     assert backend.cuda_environment() == {"PATH": f"{nvcc.parent}:{nvcc.parent}"}
     assert wheels_of_cuda_12 == []
 
 
 def test_the_wheels_of_cuda_12_are_not_there(backend, monkeypatch, tmp_path):
-    monkeypatch.setenv("NF4_CUDA_DRIVER", "12")
     nvcc_of(tmp_path, "release 13.0")
     monkeypatch.setattr(backend, "wheel_root", lambda: tmp_path)
     monkeypatch.setattr(backend, "_installed", lambda part, file: None)
-    with pytest.raises(SystemExit, match="NF4_CUDA_DRIVER=12 needs nvidia-cuda-nvcc-cu12==12"):
+    with pytest.raises(SystemExit, match="CUDA 12 needs nvidia-cuda-nvcc-cu12==12.*=13 builds one"):
         backend.cuda_environment()
     monkeypatch.setenv("NF4_CUDA_DRIVER", "11")
     with pytest.raises(SystemExit, match="NF4_CUDA_DRIVER is 11, which is neither 12 nor 13"):
@@ -311,13 +318,15 @@ def test_the_wheels_of_cuda_12_are_not_there(backend, monkeypatch, tmp_path):
 def test_requirements_for_drivers_of_cuda_12(backend, monkeypatch, tmp_path):
     monkeypatch.setattr(backend.platform, "system", lambda: "Linux")
     monkeypatch.setattr(backend.platform, "machine", lambda: "x86_64")
-    monkeypatch.setenv("NF4_CUDA_DRIVER", "12")
     assert backend.required_wheels() == [*backend.CUDA_WHEELS, *backend.CUDA_12_WHEELS]
+    monkeypatch.setenv("NF4_CUDA_DRIVER", "13")
+    assert backend.required_wheels() == backend.CUDA_WHEELS
+    monkeypatch.setenv("NF4_CUDA_DRIVER", "12")
     for release, wheels in (("13.0", backend.CUDA_12_WHEELS), ("12.8", [])):
         monkeypatch.setenv("PATH", str(nvcc_of(tmp_path, f"release {release}, V1").parent))
         assert backend.required_wheels() == wheels
-    monkeypatch.setenv("NF4_CUDA_DRIVER", "13")
-    assert backend.required_wheels() == []
+    monkeypatch.delenv("NF4_CUDA_DRIVER")
+    assert backend.required_wheels() == []  # an nvcc of the user's own is used as it is
 
 
 def test_the_environment_as_shell_lines(tmp_path):
@@ -330,7 +339,9 @@ def test_the_environment_as_shell_lines(tmp_path):
     assert result.stdout.strip() == str(nvcc)
 
 
-def test_libraries_of_the_wheels_link_from_a_folder_with_a_space(backend, monkeypatch, tmp_path):
+def test_libraries_of_the_wheels_link_from_a_folder_with_a_space(
+    backend, monkeypatch, tmp_path, for_cuda_13
+):
     root = tmp_path / "with space"
     make_executable(root / "bin" / "nvcc")
     (root / "lib").mkdir()
@@ -353,5 +364,5 @@ def test_the_requirements_as_lines(backend, monkeypatch, capsys, machine, which)
     monkeypatch.setattr(backend.platform, "machine", lambda: machine)
     monkeypatch.setattr(sys, "argv", ["nf4_build.py", which])
     assert backend.main() == 0
-    wanted = [*backend.CUDA_WHEELS, *(backend.CUDA_12_WHEELS if which == "all" else [])]
+    wanted = [*backend.CUDA_WHEELS, *backend.CUDA_12_WHEELS]
     assert capsys.readouterr().out.split() == ([] if machine == "riscv64" else wanted)
