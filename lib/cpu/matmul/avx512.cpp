@@ -66,7 +66,7 @@ const MatmulKernels kAvx512Matmul = {
     Floats::kUnit,
     Floats::kTileM,
     1024,
-    8,
+    12,
     INT_MAX,
     Floats::kSumLanes,
     Floats::kSumLanes,
