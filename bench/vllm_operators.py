@@ -116,7 +116,8 @@ class Experts:
         self._layer = nn.Module()
         self._layer.expert_map = None
         for name, weight in stacks.items():
-            setattr(self._layer, f"nf4_{name}", WeightParts.of(weight))
+            names, _ = register(self._layer, f"{name}_weight", weight)
+            setattr(self._layer, f"nf4_{name}", (names, WeightParts.of(weight).spec))
         self._peers = [(each.packed.view(-1, 1), quant_state(each)) for each in stacks.values()]
         self._x = torch.randn(m, hidden, device=place, dtype=DTYPE)
         scores = torch.rand(m, count, device=place)

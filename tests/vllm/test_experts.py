@@ -88,3 +88,19 @@ def test_an_expert_that_is_missing_is_named() -> None:
         experts._place(layer, weight(HIDDEN, INTERMEDIATE), "w2", expert)
     with pytest.raises(ValueError, match=r"experts: the checkpoint lacks \('w2', 1\)"):
         experts._stacked(layer, layer.nf4_placed, ("w2",))
+
+
+def test_the_activation_has_the_limits_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def apply(activation: str, hidden: Tensor, gate_up: Tensor, activation_config: object) -> None:
+        assert hidden.shape == (2, 4)
+        found.append(activation_config)
+
+    monkeypatch.setattr(experts.fused_moe, "apply_moe_activation", apply)
+    limits = {"swiglu_limit": 7.0, "swiglu_alpha": 1.5, "swiglu_beta": None}
+    others = {"activation_situ_beta": 2.0, "activation_situ_linear_beta": None}
+    moe = SimpleNamespace(has_bias=False, **limits, **others)
+    layer = SimpleNamespace(activation="silu", nf4_w2=((), SimpleNamespace(cols=4)))
+    experts.NF4ExpertsMethod(moe, None, {}).activated(layer, torch.ones(2, 8))
+    assert (found[0].clamp_limit, found[0].alpha, found[0].activation_situ_beta) == (7.0, 1.5, 2.0)

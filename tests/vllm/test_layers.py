@@ -163,8 +163,25 @@ def test_other_models_are_served_in_4_bits(config: object) -> None:
     NF4Config.from_config({}).maybe_update_config("model", config)
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "nvfp4", "int8", None])
-def test_weights_are_not_quantized_to_other_formats(format: str | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("blocksize", 128),
+        ("bnb_4bit_compute_dtype", "bfloat16"),
+        ("bnb_4bit_quant_type", None),
+        ("bnb_4bit_blocksize", "128"),
+        ("bnb_4bit_use_double_quant", "false"),
+        ("llm_int8_skip_modules", "o_proj"),
+    ],
+)
+def test_a_field_that_has_no_effect_is_refused(name: str, value: object) -> None:
+    message = rf"{name} is {value!r}; libnf4 expects some of .*llm_int8_skip_modules \(list\)"
+    with pytest.raises(ValueError, match=message):
+        NF4Config.from_config_dict_json(json.dumps({name: value}))
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4", "int8"])
+def test_weights_are_not_quantized_to_other_formats(format: str) -> None:
     fields = json.dumps({"bnb_4bit_quant_type": format})
     with pytest.raises(ValueError, match=f"bnb_4bit_quant_type is {format!r}, neither nf4"):
         NF4Config.from_config_dict_json(fields)

@@ -63,12 +63,13 @@ def gated(gate_up):
 def layer_of(format: str = "nf4", has_bias: bool = False):
     layer = torch.nn.Module()
     layer.expert_map = None
-    stacks = {
+    layer.stacks = {
         "w13": stack(2 * INTERMEDIATE, HIDDEN, format),
         "w2": stack(HIDDEN, INTERMEDIATE, format),
     }
-    for name, each in stacks.items():
-        setattr(layer, f"nf4_{name}", WeightParts.of(each))
+    for name, each in layer.stacks.items():
+        names, _ = loading.register(layer, f"{name}_weight", each)
+        setattr(layer, f"nf4_{name}", (names, WeightParts.of(each).spec))
         if has_bias:
             setattr(layer, f"{name}_bias", torch.randn(EXPERTS, each.shape[1]))
     return layer
@@ -76,7 +77,7 @@ def layer_of(format: str = "nf4", has_bias: bool = False):
 
 def expected(layer, x, weights, ids, here=range(EXPERTS)):
     """Of the experts that are `here`, one token and one expert at a time."""
-    w13, w2 = (values(getattr(layer, f"nf4_{name}").quantized()) for name in ("w13", "w2"))
+    w13, w2 = (values(layer.stacks[name]) for name in ("w13", "w2"))
     b13, b2 = (getattr(layer, f"{name}_bias", torch.zeros(EXPERTS, 1)) for name in ("w13", "w2"))
     y = torch.zeros_like(x)
     for token, (of_token, chosen) in enumerate(zip(weights, ids.tolist(), strict=True)):
@@ -94,7 +95,7 @@ def routed(tokens: int):
     return torch.randn(tokens, HIDDEN, generator=generator), found.values, found.indices.int()
 
 
-@pytest.mark.parametrize("tokens", [1, 7])
+@pytest.mark.parametrize("tokens", [0, 1, 7])
 @pytest.mark.parametrize(("format", "has_bias"), [("nf4", False), ("mxfp4", True)])
 def test_experts(tokens, format, has_bias):
     layer, (x, weights, ids) = layer_of(format, has_bias), routed(tokens)

@@ -24,6 +24,9 @@ from nf4.vllm.linear import LinearMethod
 
 logger = init_logger("vllm.nf4")
 NAME = "nf4"
+# What a user may set of bitsandbytes' configuration, and its type.
+_FIELDS = {"bnb_4bit_quant_type": str, "bnb_4bit_blocksize": int}
+_FIELDS |= {"bnb_4bit_use_double_quant": bool, "llm_int8_skip_modules": list}
 _OTHER = "bitsandbytes"  # the method of vllm-bnb-plugin
 # The methods in config.json whose weights have bitsandbytes' layout.
 _SERVED = (NAME, _OTHER)
@@ -79,8 +82,12 @@ class NF4Config(base_config.QuantizationConfig):
     @classmethod
     def from_config_dict_json(cls, text: str) -> NF4Config:
         """Makes it for a dense checkpoint. text: the option quantization_config_dict_json of
-        hf_overrides, with fields of bitsandbytes' configuration."""
+        hf_overrides, with fields of bitsandbytes' configuration. Raises ValueError for others."""
         fields = json.loads(text)
+        for name, value in fields.items():
+            if type(value) is not _FIELDS.get(name):
+                expected = ", ".join(f"{each} ({kind.__name__})" for each, kind in _FIELDS.items())
+                raise ValueError(f"{name} is {value!r}; libnf4 expects some of {expected}")
         format = fields.get("bnb_4bit_quant_type", NAME)
         if format not in FORMATS:
             raise ValueError(f"bnb_4bit_quant_type is {format!r}, neither nf4 nor fp4")
@@ -169,13 +176,9 @@ class NF4Config(base_config.QuantizationConfig):
         }
         if self.format is None or is_skipped:
             return None, expected
-        quantize = functools.partial(
-            nf4.torch.quantize,
-            format=self.format,
-            blocksize=self.blocksize,
-            nested_blocksize=NESTED_BLOCKSIZE if self.nested else 0,
-        )
-        return quantize, expected
+        nested = NESTED_BLOCKSIZE if self.nested else 0
+        options = {"format": self.format, "blocksize": self.blocksize, "nested_blocksize": nested}
+        return functools.partial(nf4.torch.quantize, **options), expected
 
 
 def _reorders_rows(hf_config: Any) -> bool:

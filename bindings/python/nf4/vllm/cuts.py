@@ -53,12 +53,9 @@ def cut(weight: nf4.QuantizedTensor, dim: int, ranges: Ranges) -> nf4.QuantizedT
     times = weight.blocksize // blocksize
     if times > 1:  # smaller blocks, which repeat a scale
         blocks = -(-math.prod(weight.shape) // blocksize)
-        weight = dataclasses.replace(
-            weight,
-            absmax=weight.absmax.view(-1).repeat_interleave(times)[:blocks],
-            blocksize=blocksize,
-            nested_blocksize=weight.nested_blocksize * times,
-        )
+        absmax = weight.absmax.view(-1).repeat_interleave(times)[:blocks]
+        sizes = {"blocksize": blocksize, "nested_blocksize": weight.nested_blocksize * times}
+        weight = dataclasses.replace(weight, absmax=absmax, **sizes)
     return cut_at_blocks(weight, dim, ranges)
 
 
@@ -98,16 +95,7 @@ def join(weights: Sequence[nf4.QuantizedTensor | Tensor]) -> nf4.QuantizedTensor
     first = weights[0]
     if isinstance(first, Tensor):
         return torch.cat(weights)
-
-    def parts(name: str) -> Tensor:
-        return torch.cat([getattr(each, name).view(-1) for each in weights])
-
-    nested = {"nested_absmax": parts("nested_absmax")} if first.nested else {}
+    names = ("packed", "absmax", "nested_absmax")[: 3 if first.nested else 2]
+    parts = {name: torch.cat([getattr(w, name).view(-1) for w in weights]) for name in names}
     rows = sum(each.shape[0] for each in weights)
-    return dataclasses.replace(
-        first,
-        packed=parts("packed"),
-        absmax=parts("absmax"),
-        shape=(rows, first.shape[1]),
-        **nested,
-    )
+    return dataclasses.replace(first, shape=(rows, first.shape[1]), **parts)

@@ -10,26 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.model_executor.layers import fused_moe
+from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG as UNQUANTIZED
 
 import nf4
 from nf4.torch._weight import WeightParts
 from nf4.vllm.arrivals import Expected, Quantizer, is_dense
 from nf4.vllm.cuts import can_join, flat, join, merged
-from nf4.vllm.loading import Loading, drop, local, register
+from nf4.vllm.loading import Loading, describe, drop, local, register
 from nf4.vllm.products import experts
 
 STACKS = {"w13": ("w1", "w3"), "w2": ("w2",)}
 
 
 class ExpertsMethod(fused_moe.FusedMoEMethodBase):
-    """Multiplies by the two stacks of a layer, nf4_w13 and nf4_w2."""
+    """Multiplies by the two stacks of a layer. nf4_w13 and nf4_w2 have the names of their tensors,
+    and their Spec."""
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         return None
 
     def activated(self, layer: Any, gate_up: Tensor) -> Tensor:
-        hidden = gate_up.new_empty(gate_up.shape[0], layer.nf4_w2.spec.cols)
-        return fused_moe.apply_moe_activation(layer.activation, hidden, gate_up)
+        hidden = gate_up.new_empty(gate_up.shape[0], layer.nf4_w2[1].cols)
+        config = fused_moe.ApplyMoEActivationConfig.from_configs(self.moe, UNQUANTIZED)
+        apply = fused_moe.apply_moe_activation
+        return apply(layer.activation, hidden, gate_up, activation_config=config)
 
     def apply(
         self,
@@ -84,8 +88,7 @@ class NF4ExpertsMethod(Loading, ExpertsMethod):
             shape = (count, made.shape[0] // count, made.shape[1])
             made = dataclasses.replace(made, shape=shape)
             names, _ = register(layer, f"{stack}_weight", made)
-            tensors = [None if name is None else getattr(layer, name) for name in names]
-            setattr(layer, f"nf4_{stack}", WeightParts(*tensors, WeightParts.of(made).spec))
+            describe(layer, f"nf4_{stack}", (names, WeightParts.of(made).spec))
 
 
 def _load_dense(layer: Any, tensor: Tensor, name: str, shard: str, expert: int) -> bool:

@@ -11,8 +11,9 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
 
 from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, MXFP4
-from nf4.torch._weight import Spec, WeightParts
+from nf4.torch._weight import Spec
 from nf4.vllm.experts import STACKS, ExpertsMethod
+from nf4.vllm.loading import describe
 
 _BLOCKSIZE = BLOCKSIZES[MXFP4][0]
 
@@ -39,11 +40,10 @@ class MXFP4ExpertsMethod(ExpertsMethod, GptOssMxfp4MoEMethod):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         for stack in STACKS:
-            codes = layer.get_parameter(f"{stack}_weight")
-            scales = layer.get_parameter(f"{stack}_weight_scale")
-            shape = (*codes.shape[:2], 2 * codes.shape[2])
-            spec = Spec.of(shape, MXFP4, _BLOCKSIZE, 0)
-            setattr(layer, f"nf4_{stack}", WeightParts(codes, scales, None, None, None, None, spec))
+            *shape, row_bytes = layer.get_parameter(f"{stack}_weight").shape
+            names = (f"{stack}_weight", f"{stack}_weight_scale", None, None, None, None)
+            spec = Spec.of((*shape, 2 * row_bytes), MXFP4, _BLOCKSIZE, 0)
+            describe(layer, f"nf4_{stack}", (names, spec))
 
     def activated(self, layer: Any, gate_up: Tensor) -> Tensor:
         forward = self._swiglu.forward_cuda if gate_up.is_cuda else self._swiglu.forward_native

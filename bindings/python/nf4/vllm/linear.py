@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 import nf4
 from nf4.vllm.arrivals import Expected, Quantizer
 from nf4.vllm.cuts import Ranges, can_join, join, merged
-from nf4.vllm.loading import Loading, drop, local, register
+from nf4.vllm.loading import Loading, describe, drop, local, register
 from nf4.vllm.products import linear
 
 # A weight of a layer: where its rows begin in the layer's output, and its local part.
@@ -57,9 +57,8 @@ class LinearMethod(Loading):
         drop(layer)
         weights = _joined(layer.nf4_placed, layer.nf4_sizes[0], layer.prefix)
         layer.nf4_placed = []
-        layer.nf4_specs = tuple(
-            register(layer, f"weight{i or ''}", weight) for i, weight in enumerate(weights)
-        )
+        specs = (register(layer, f"weight{i or ''}", weight) for i, weight in enumerate(weights))
+        describe(layer, "nf4_specs", tuple(specs))
         if layer.nf4_specs == (None,):
             self._dense.process_weights_after_loading(layer)
 

@@ -80,10 +80,8 @@ def local(
         made = cut(weight, dim, ranges)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    tensors = {each: part for each in TENSORS if (part := getattr(made, each)) is not None}
-    moved = {
-        each: torch.empty_like(part, device=device).copy_(part) for each, part in tensors.items()
-    }
+    tensors = ((each, getattr(made, each)) for each in TENSORS)
+    moved = {k: torch.empty_like(t, device=device).copy_(t) for k, t in tensors if t is not None}
     made = dataclasses.replace(made, **moved)
     return flat(made) if device.type in FLAT_ON else made
 
@@ -101,6 +99,14 @@ def register(layer: Any, name: str, weight: nf4.QuantizedTensor | Tensor) -> Any
         if tensor is not None:
             layer.register_parameter(names[-1], Parameter(tensor, requires_grad=False))
     return tuple(names), tuple(parts.spec[:5])
+
+
+def describe(layer: Any, name: str, description: Any) -> None:
+    """Keeps what describes weights of a layer. Raises ValueError if weights that are loaded again
+    differ in it, since compiled graphs have it as constants."""
+    if getattr(layer, name, description) != description:
+        raise ValueError("the weights are loaded again in another format, blocksize or shape")
+    setattr(layer, name, description)
 
 
 def _loader(

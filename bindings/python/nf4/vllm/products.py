@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from nf4.torch._operators_grouped import linear_grouped
+from nf4.torch._weight import WeightParts
 
 
 def linear(layer: Module, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -40,6 +41,13 @@ def _columns(layer: Module, x: Tensor, first: int, biases: list[Tensor | None]) 
     return operator(x, *biases, *arguments)
 
 
+def _stack(layer: Module, described: tuple[Any, Any]) -> WeightParts:
+    """The weight of these names of tensors and this Spec. What holds on to the tensors themselves
+    would keep those of the time before a reload."""
+    names, spec = described
+    return WeightParts(*(None if each is None else getattr(layer, each) for each in names), spec)
+
+
 def experts(
     layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, activate: Callable[..., Tensor]
 ) -> Tensor:
@@ -47,7 +55,8 @@ def experts(
     the device. topk_weights, topk_ids: [tokens, top_k]. activate: [rows, gate and up] to [rows,
     intermediate]."""
     chosen, top_k = topk_ids.reshape(-1), topk_ids.shape[-1]
-    count = layer.nf4_w13.spec.shape[0]
+    w13, w2 = (_stack(layer, each) for each in (layer.nf4_w13, layer.nf4_w2))
+    count = w13.spec.shape[0]
     if layer.expert_map is not None:  # of another rank: -1
         chosen = layer.expert_map[chosen.long()]
         chosen = torch.where(chosen < 0, count, chosen)
@@ -55,9 +64,9 @@ def experts(
     every = torch.arange(count, dtype=chosen.dtype, device=chosen.device)
     ends = torch.searchsorted(chosen, every, right=True, out_int32=True)
     index, bias = (order // top_k).int(), getattr(layer, "w13_bias", None)
-    hidden = activate(linear_grouped(x, ends, index, bias, layer.nf4_w13))
-    y = linear_grouped(hidden, ends, None, getattr(layer, "w2_bias", None), layer.nf4_w2)
+    hidden = activate(linear_grouped(x, ends, index, bias, w13))
+    y = linear_grouped(hidden, ends, None, getattr(layer, "w2_bias", None), w2)
     if layer.expert_map is not None:  # rows past the last end are unspecified
         y = y.masked_fill((chosen == count)[:, None], 0)
-    y = torch.empty_like(y).index_copy_(0, order, y).view(*topk_ids.shape, -1)
+    y = torch.empty_like(y).index_copy_(0, order, y).view(*topk_ids.shape, y.shape[-1])
     return (y * topk_weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
