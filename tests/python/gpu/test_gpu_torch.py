@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 import nf4.torch  # noqa: E402
 from nf4.torch import NF4Linear, _fast, _kernels  # noqa: E402
+from nf4.torch._global_scales import with_global_scale  # noqa: E402
 from nf4.torch._weight import WeightParts  # noqa: E402
 from torch_cases import ALLOWED, error, reference  # noqa: E402
 from torch_gpu_cases import (  # noqa: E402
@@ -156,6 +157,24 @@ def test_autocast():
     assert error(y, reference(x, layer.quantized, layer.bias)) <= 2 * ALLOWED["bf16"]
     y.float().sum().backward()
     assert x.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("rule", ["factor", "divisor"])
+def test_nvfp4_is_quantized_again_as_on_the_cpu(rule):
+    linear = torch.nn.Linear(COLS, ROWS, bias=False)
+    dense = linear.weight.detach().clone()
+    options = {"format": "nvfp4", "scale_rule": rule}
+    host = NF4Linear.from_linear(linear, **options)
+    layer = NF4Linear.from_linear(linear.to(DEVICE), **options)
+    for factor in (1.0, 3.0, 2.0**-9):
+        host.requantize(factor * dense)
+        layer.requantize(factor * dense.to(DEVICE))
+        scale = (0.5 if rule == "divisor" else 2.0) * host.nested_absmax
+        shared = [with_global_scale(each.quantized, scale) for each in (host, layer)]
+        for mine, theirs in ((host.quantized, layer.quantized), shared):
+            for part in ("packed", "absmax", "nested_absmax"):
+                assert torch.equal(getattr(mine, part), getattr(theirs, part).cpu())
+        assert torch.equal(nf4.torch.dequantize(shared[1]), layer.dequantize())
 
 
 # ---- Streams, graphs, compilers, devices ------------------------------------------------
