@@ -17,6 +17,7 @@ from nf4.checkpoint.errors import printable
 from nf4.cli import doctor_bitsandbytes
 from nf4.cli.console import add_command, print_json, show, size_text
 from nf4.cli.exits import Exit
+from nf4.tuning.report import PRODUCTS
 
 _DESCRIPTION = """\
 Report the library, the CPU and the GPUs, which kernels run on them and why. Exit code 0 if the
@@ -217,7 +218,9 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
     known = "built in, timed" if gpu["timed"] else "presumed, because libnf4 has not been timed"
     measured = gpu["costs"]["products"]
     costs = f"measured here (nf4 tune): {', '.join(measured) or 'none'}"
-    others = "other ways" if measured else "these ways"
+    # Experts never have costs.
+    rest = [each for each in (*PRODUCTS, "experts") if each not in measured]
+    others = f"ways of {', '.join(rest)}" if measured else "these ways"
     return [
         *lines,
         f"           kernels {gpu['kernels']}",
