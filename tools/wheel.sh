@@ -49,7 +49,7 @@ wheel() {
     fi
     cuda_compiler
     [ -n "$HAVE_CUDA" ] || die 'no nvcc for this machine; ./dev wheel --cpu makes a wheel for the CPU alone'
-    say 'compiling CUDA kernels: about 20 minutes on two cores'
+    say 'compiling CUDA kernels: about 16 minutes on two cores'
   fi
   rm -rf "$built" "$DIST" && mkdir -p "$built/source" "$built/headers" "$DIST"
   # Debian's Python.h includes pyconfig.h from a folder of the machine's name. For the stable ABI that of any
