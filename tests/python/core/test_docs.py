@@ -138,6 +138,37 @@ def test_layers():
     assert all(type(each) is made["nf4"].torch.NF4Linear for each in (model[0], made["layer"]))
 
 
+@pytest.mark.interop
+def test_integers_of_checkpoints(monkeypatch):
+    torch = pytest.importorskip("torch")
+    import nf4.torch
+
+    model, linear = torch.nn.Sequential(torch.nn.Linear(8, 8)), torch.nn.Linear(128, 8)
+    monkeypatch.setattr(nf4.torch, "load", lambda folder, device: model)
+    made = run("docs/pytorch.md", slice(2, 3), nf4=nf4, linear=linear)
+    assert made["model"] is model and made["names"] == []
+    assert made["layer"].layout == "compressed-tensors"
+
+
+# What the lines for a shell begin with, after variables.
+COMMANDS = {
+    "./app", "./cpp_llama", "./dev", "./first", "apt", "cargo", "cmake", "eval", "export", "go",
+    "meson", "nf4", "node", "npm", "pip", "prefix=$(python", "python", "python3", "qemu-aarch64",
+    "vllm",
+}  # fmt: skip
+
+
+def test_each_line_for_a_shell_is_a_command():
+    """Prose that continues a comment in the next line is not."""
+    found = set()
+    for page in PAGES:
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.M | re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                found |= set([each for each in words if not re.match(r"\w+=[^$]", each)][:1])
+    assert found == COMMANDS
+
+
 def test_a_layer_of_experts():
     torch = pytest.importorskip("torch")
     import nf4.torch
