@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -250,6 +252,30 @@ def test_a_global_scale_is_kept_while_it_fits(rule):
         assert models.distance(layer.dequantize("fp32"), dense * 2.0**exponent) < 0.05
     layer.requantize(torch.zeros_like(dense))
     assert torch.equal(layer.dequantize("fp32"), torch.zeros_like(dense))
+
+
+@pytest.mark.parametrize("rule", ["factor", "divisor"])
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-45, 1e-38, 1e-37, 1e37, 3e38, np.inf, np.nan])
+def test_a_global_scale_out_of_reach_is_replaced(rule, scale):
+    torch.manual_seed(0)
+    layer = NF4Linear.from_linear(torch.nn.Linear(64, 6), format="nvfp4", scale_rule=rule)
+    for largest in (1e-30, 1.0, 1e30):
+        dense = torch.randn(6, 64) * largest
+        layer.nested_absmax.fill_(scale)
+        layer.requantize(dense)
+        assert models.distance(layer.dequantize("fp32"), dense) < 0.15
+
+
+def test_global_scales_of_experts_may_have_any_shape():
+    torch.manual_seed(0)
+    weight = torch.randn(3, 8, 64)
+    made = nf4.torch.quantize(weight, format="nvfp4", nested_blocksize=8)
+    made = dataclasses.replace(made, nested_absmax=made.nested_absmax.view(3, 1))
+    layer = NF4Experts.from_quantized(made)
+    factors = torch.tensor([1.0, 5.0, 0.3]).view(3, 1, 1)
+    layer.requantize(weight * factors)
+    assert torch.equal(layer.nested_absmax / made.nested_absmax, torch.tensor([[1], [8], [1]]))
+    assert models.distance(layer.dequantize("fp32"), weight * factors) < 0.15
 
 
 def test_to_dense(tmp_path):

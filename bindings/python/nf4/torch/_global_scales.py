@@ -18,28 +18,37 @@ from nf4._global_scales import LARGEST, maxima
 _LEAST_SHARE = 2.0**-6
 # Rounding may make the largest block that much larger. Its scale rounds to 448.
 _SLACK = 1 - 2.0**-10
+# 2^126 and its inverse are normal numbers of float32.
+_STEPS = 126
 
 
 def rescaled(weight: nf4.QuantizedTensor[Tensor], dense: Tensor) -> Tensor | None:
     """Returns the global scales for a dense weight that replaces `weight` in NVFP4: its own, each
     times the smallest power of two with which the largest block has room, and 1 if that leaves the
-    blocks enough precision. None if one is not a positive number."""
+    blocks enough precision. None if one is not a normal positive number before and after."""
     scales: Any = weight.nested_absmax
-    divides = weight.scale_rule == "divisor"
+    own, divides = scales.reshape(-1), weight.scale_rule == "divisor"
     rows = dense.reshape(-1, dense.shape[-1])
     largest = torch.stack(list(maxima(rows, weight.nested_blocksize or len(rows)))).float()
-    share = (largest * scales if divides else largest / scales) / LARGEST
+    share = (largest * own if divides else largest / own) / LARGEST
     mantissa, exponent = torch.frexp(share * _SLACK)
     steps = exponent - (mantissa == 0.5).int()
     kept = ((steps <= 0) & (share >= _LEAST_SHARE)) | (largest == 0)
-    powers = _powers_of_two(torch.where(kept, 0, steps))
-    made = scales / powers if divides else scales * powers
-    return made if bool(torch.all(torch.isfinite(made) & (made > 0))) else None
+    steps = torch.where(kept, 0, steps)
+    powers = _powers_of_two(steps)
+    made = own / powers if divides else own * powers
+    known = (torch.isfinite(share) & (share > 0)) | (largest == 0)
+    usable = known & (steps.abs() < _STEPS) & _is_normal(own) & _is_normal(made)
+    return made.view(scales.shape) if bool(torch.all(usable)) else None
+
+
+def _is_normal(scales: Tensor) -> Tensor:
+    return torch.isfinite(scales) & (scales >= torch.finfo(torch.float32).tiny)
 
 
 def _powers_of_two(exponents: Tensor) -> Tensor:
     """Returns exact float32 powers, which torch.pow does not promise on a GPU."""
-    return ((exponents.clamp(-126, 127) + 127) << 23).int().view(torch.float32)
+    return ((exponents.clamp(-_STEPS, _STEPS) + 127) << 23).int().view(torch.float32)
 
 
 def with_global_scale(
@@ -49,9 +58,8 @@ def with_global_scale(
     cannot have them."""
     own: Any = weight.nested_absmax
     blocks: Any = weight.absmax
-    scale = scale.to(own.device, copy=True).reshape(
-        own.shape
-    )  # transformers saves no shared memory
+    # A copy, as transformers refuses to save tensors that share memory.
+    scale = scale.to(own.device, copy=True).reshape(own.shape)
     ratio = own / scale if weight.scale_rule == "divisor" else scale / own
     mantissa, _ = torch.frexp(ratio)
     wanted = blocks.view(torch.float8_e4m3fn).float() / ratio
