@@ -15,8 +15,10 @@ readonly ARCHS_12=75-ptx,75,80,86,90,100,120 ARM_ARCHS_12=80-ptx,80,86,90,100,12
 # NF4_CUDA_DRIVER=13 those of CUDA 13 alone, and then that for Arm has no CUDA.
 wheel() {
   local cuda=1 option config=() options=() host=() strip=(--strip) built=$CACHE/wheel file problem
-  local -x NF4_CUDA_DRIVER=${NF4_CUDA_DRIVER:-12}
+  # What a wheel for Arm puts there is not for the next one.
+  local -x NF4_CUDA_DRIVER=${NF4_CUDA_DRIVER:-12} NF4_CUDA_RUNTIME=${NF4_CUDA_RUNTIME:-} PATH=$PATH
   local driver=$NF4_CUDA_DRIVER
+  [[ $driver = 1[23] ]] || die "NF4_CUDA_DRIVER is $driver, which is neither 12 nor 13"
   for option; do
     case $option in
       --cpu) cuda=0 ;;
