@@ -112,8 +112,8 @@ def test_doctor_shows_measured_costs(monkeypatch, tmp_path, capsys):
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "measured here (nf4 tune): gradient, gptq" in text
-    rest = "codebook, codebook_lora, gradient_lora, awq, compressed_tensors, experts"
-    assert f"ways of {rest} are presumed, because libnf4 has not been timed" in text
+    rest = "codebook_lora, gradient_lora, awq, compressed_tensors, mxfp4, nvfp4, experts"
+    assert f"ways of codebook, {rest} are presumed, because libnf4 has not been timed" in text
     assert f"{other} is not used: there is no gpu 75 sm75" in text
     assert f"{tmp_path / 'costs-0.txt'} is not used: text has" in text
     monkeypatch.setenv(_costs.VARIABLE, "0")

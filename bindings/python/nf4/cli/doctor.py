@@ -218,8 +218,9 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
     known = "built in, timed" if gpu["timed"] else "presumed, because libnf4 has not been timed"
     measured = gpu["costs"]["products"]
     costs = f"measured here (nf4 tune): {', '.join(measured) or 'none'}"
-    # Experts never have costs.
-    rest = [each for each in (*PRODUCTS, "experts") if each not in measured]
+    # The last three never have costs.
+    every = *PRODUCTS, "mxfp4", "nvfp4", "experts"
+    rest = [each for each in every if each not in measured]
     others = f"ways of {', '.join(rest)}" if measured else "these ways"
     return [
         *lines,
