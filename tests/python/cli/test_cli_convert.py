@@ -29,6 +29,7 @@ REPORT = {
     "warnings": list,
     "chosen_by": str,
     "left_dense": dict,
+    "calibrated": int,
 }
 
 

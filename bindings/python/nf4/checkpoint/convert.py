@@ -41,6 +41,7 @@ from nf4.checkpoint.rules import (
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import OF_AN_EXPERT, Stack, is_stack, parameter_of
 from nf4.checkpoint.steps import (
+    AnyQuantized,
     Copy,
     Dequantize,
     DequantizeFp8,
@@ -51,6 +52,9 @@ from nf4.checkpoint.steps import (
 )
 from nf4.checkpoint.weights import Survey, Weight
 
+# Quantizes the dense weights of these names in the checkpoint, or some of them.
+Calibrate = Callable[[list[str]], dict[str, AnyQuantized]]
+
 
 def _quantize_step(
     file: SafetensorsFile,
@@ -58,12 +62,14 @@ def _quantize_step(
     rules: Rules,
     options: QuantizeOptions,
     amax: Mapping[str, Amax],
+    made: dict[str, AnyQuantized],
 ) -> Quantize:
-    """The step for a dense tensor that becomes 4-bit. amax: of the weights in NVFP4, by name."""
+    """The step for a dense tensor that becomes 4-bit. amax: of the weights in NVFP4, by name. made:
+    weights that are quantized already, by name."""
     plan, transposed = plan_of(info, rules, options), is_transposed(info.name, rules.types)
     if isinstance(plan, E2m1Plan):
         plan = dataclasses.replace(plan, amax=amax[info.name])
-    return Quantize(file, info, plan, transposed, options.allow_nonfinite, options.threads)
+    return Quantize(file, info, plan, transposed, options.allow_nonfinite, options.threads, made)
 
 
 def _amax(checkpoint: Checkpoint, names: Collection[str]) -> dict[str, Amax]:
@@ -126,13 +132,16 @@ def quantize_checkpoint(
     *,
     replace: bool = False,
     progress: Progress | None = None,
+    calibrate: Calibrate | None = None,
 ) -> Result:
     """Quantizes a dense checkpoint to 4 bits.
 
     source and destination are both .safetensors files or both directories. Weights that are already
     4-bit and tensors that stay dense are copied bit for bit. replace: the destination may exist.
     progress: called with each tensor's name and bytes. If config.json names a model and
-    transformers is installed, a child process builds the model without weights.
+    transformers is installed, a child process builds the model without weights. calibrate: returns
+    quantized weights of some of these names; nf4.torch.calibration.checkpoints has one. The others
+    are quantized without calibration.
 
     Raises FormatError, OptionError, OutputRefused, OSError and nf4.Error; the destination is then
     unchanged.
@@ -158,12 +167,13 @@ def quantize_checkpoint(
 
         chosen = {name for name, reason in reasons.items() if reason is None}
         amax = _amax(checkpoint, chosen if options.format in BLOCKSIZES else ())
+        made = {} if calibrate is None else calibrate(sorted(chosen))
 
         def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
             if info.name in taken:
                 return of_stacks.get(info.name)
             if reasons.get(info.name, "") is None:
-                return _quantize_step(file, info, rules, options, amax)
+                return _quantize_step(file, info, rules, options, amax, made)
             return Copy(file, info, info.name in found.dense)
 
         steps = _steps(checkpoint, step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -23,7 +23,10 @@ from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import Stack
 from nf4.checkpoint.weights import Weight
 from nf4.checkpoint.writer import SafetensorsWriter
+from nf4.int4 import Int4Tensor
+from nf4.tensor import QuantizedTensor
 
+AnyQuantized = QuantizedTensor[Any] | Int4Tensor[Any]
 _EXPONENTS = {
     "F32": (np.uint32, 0x7F800000),
     "F16": (np.uint16, 0x7C00),
@@ -48,6 +51,7 @@ class Result:
     chosen_by            what decided which layers become 4-bit, in choice_seconds (quantize only)
     already              weights that were 4-bit, and are copied (quantize only)
     left_dense           why matrices were left dense: reason -> how many (quantize only)
+    calibrated           weights that were calibrated (quantize only)
     losses               the errors of weights that were quantized again (convert to nf4 only)
     """
 
@@ -69,6 +73,7 @@ class Result:
     choice_seconds: float = 0.0
     already: int = 0
     left_dense: dict[str, int] = dataclasses.field(default_factory=dict)
+    calibrated: int = 0
     losses: list[ErrorStatistics] = dataclasses.field(default_factory=list)
 
     def count(self, step: Step, elements: int, kernel_bytes: int, started: float) -> None:
@@ -157,29 +162,39 @@ class Copy(_FromTensor):
 
 @dataclasses.dataclass(frozen=True)
 class Quantize(_FromTensor):
-    """Quantizes a dense matrix to 4 bits."""
+    """Quantizes a dense matrix to 4 bits. made: weights that are quantized already, by name, from
+    which it takes its own."""
 
     plan: Plan | Int4Plan | E2m1Plan
     transposed: bool
     allow_nonfinite: bool
     threads: int
+    made: dict[str, AnyQuantized]
 
     def specs(self) -> Sequence[TensorSpec]:
         return self.plan.specs()
 
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
+        started = time.perf_counter()
+        if (weight := self.made.pop(self.name, None)) is not None:
+            result.count(self, self.info.elements, 0, started)
+            result.calibrated += 1
+        else:
+            array = self._array()
+            started = time.perf_counter()
+            weight = self.plan.quantize(array, self.threads)
+            result.count(self, self.info.elements, array.nbytes + weight.nbytes, started)
+        for name, data in self.plan.parts(weight).items():
+            writer.write(name, data)
+
+    def _array(self) -> np.ndarray:
+        """Returns the matrix, [outputs, inputs]."""
         array = self.file.array(self.info)
         if not self.allow_nonfinite:
             problem = nonfinite(array, self.info.dtype)
             if problem:
                 raise FormatError(self.file.path, f"{problem} (see --allow-nonfinite)", self.name)
-        if self.transposed:
-            array = np.ascontiguousarray(array.T)
-        started = time.perf_counter()
-        weight = self.plan.quantize(array, self.threads)
-        result.count(self, self.info.elements, array.nbytes + weight.nbytes, started)
-        for name, data in self.plan.parts(weight).items():
-            writer.write(name, data)
+        return np.ascontiguousarray(array.T) if self.transposed else array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from nf4.cli.console import (
     print_json,
     progress,
     show,
+    text_of,
 )
 from nf4.cli.exits import Exit
 
@@ -102,17 +103,8 @@ def compare_checkpoints(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _text(path: str) -> str:
-    with open(path, "rb") as file:
-        content = file.read()
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise FormatError(path, f"it is not UTF-8 text, from byte {error.start} on") from None
-
-
 def _encoded(args: argparse.Namespace) -> list[Encoded]:
-    texts = [(path, _text(path)) for path in args.text]
+    texts = [(path, text_of(path)) for path in args.text]
     try:
         from nf4.torch.comparing import encoded
     except ImportError as error:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TextIO
 from tqdm import tqdm
 
 from nf4.checkpoint.dtypes import NF4_TO_TORCH, TORCH_TO_NF4
-from nf4.checkpoint.errors import printable
+from nf4.checkpoint.errors import FormatError, printable
 from nf4.cli.exits import EPILOG, Exit
 
 
@@ -244,3 +244,13 @@ def step_progress(
             bar.update()
 
         yield advance
+
+
+def text_of(path: str) -> str:
+    """Reads a text. Raises FormatError if it is not UTF-8."""
+    with open(path, "rb") as file:
+        content = file.read()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(path, f"it is not UTF-8 text, from byte {error.start} on") from None

@@ -71,6 +71,7 @@ def _document(args: argparse.Namespace, result: Result, settings: dict[str, Any]
         "warnings": result.warnings,
         "chosen_by": result.chosen_by,
         "left_dense": result.left_dense,
+        "calibrated": result.calibrated,
         **_loss(result),
     }
 
@@ -100,6 +101,8 @@ def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
         ]
     if result.fp8:
         lines.append(f"{verb} {result.fp8} weights in FP8")
+    if result.calibrated:
+        lines.append(f"calibrated {result.calibrated} of them")
     if result.already:
         lines.append(f"copied {result.already} weights that are 4-bit already")
     for loss in [total(result.losses)] if result.losses else ():

@@ -4,16 +4,19 @@ integers, MXFP4 or NVFP4."""
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from nf4.checkpoint.bnb import FORMATS
-from nf4.checkpoint.convert import quantize_checkpoint
+from nf4.checkpoint.convert import Calibrate, quantize_checkpoint
 from nf4.checkpoint.dtypes import STORAGE, TORCH_TO_NF4
 from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, WRITTEN
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.int4_layouts import LAYOUTS
 from nf4.checkpoint.quantize_plan import QuantizeOptions
-from nf4.cli.console import add_command, add_conversion, add_dtype
+from nf4.checkpoint.steps import AnyQuantized
+from nf4.cli.console import add_command, add_conversion, add_dtype, progress, text_of
 from nf4.cli.conversion import run_conversion
 
 _DESCRIPTION = """\
@@ -136,6 +139,17 @@ def add_parser(commands: Any) -> None:
         help="also stacks of experts, which from_pretrained loads if nf4.torch is imported",
     )
     parser.add_argument(
+        "--calibrate",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="choose scales and codes by what the layers see in this text, UTF-8 (may be repeated)",
+    )
+    parser.add_argument(
+        "--device",
+        help="for --calibrate: torch's name of where the model runs, such as cuda (default: cpu)",
+    )
+    parser.add_argument(
         "--allow-nonfinite",
         action="store_true",
         help="accept weights with NaN (stored as 0) or Inf (stored as the block's largest value)",
@@ -181,6 +195,30 @@ def _settings(options: QuantizeOptions) -> dict[str, Any]:
     }
 
 
+def _calibrate(args: argparse.Namespace, options: QuantizeOptions) -> Calibrate | None:
+    """Returns what calibrates the weights, for --calibrate."""
+    if not args.calibrate:
+        if args.device is not None:
+            raise OptionError("--device is an option of --calibrate, which is not given")
+        return None
+    if args.allow_nonfinite:
+        raise OptionError("--calibrate needs finite weights; expected no --allow-nonfinite")
+    texts = [(path, text_of(path)) for path in args.calibrate]
+    try:
+        from nf4.torch.calibration.checkpoints import Calibrator, windows_of
+    except ImportError as error:
+        raise OptionError(f"--calibrate needs torch and transformers: {error}") from None
+    ids = windows_of(args.source, texts)
+    calibrator = Calibrator(args.source, options, ids, args.device or "cpu")
+
+    def calibrate(names: list[str]) -> dict[str, AnyQuantized]:
+        with ExitStack() as stack:
+            bar = partial(progress, what="calibration", quiet=args.quiet, unit="layers")
+            return calibrator.calibrate(names, lambda total: stack.enter_context(bar(total)))
+
+    return calibrate
+
+
 def run(args: argparse.Namespace) -> int:
     options = QuantizeOptions(
         format=args.format,
@@ -191,9 +229,16 @@ def run(args: argparse.Namespace) -> int:
         **_chosen(args),
     )
 
-    def convert(progress: Any) -> Any:
+    calibrate = _calibrate(args, options)
+
+    def convert(advance: Any) -> Any:
         return quantize_checkpoint(
-            args.source, args.destination, options, replace=args.force, progress=progress
+            args.source,
+            args.destination,
+            options,
+            replace=args.force,
+            progress=advance,
+            calibrate=calibrate,
         )
 
     return run_conversion(args, convert, _settings(options), "quantized")

@@ -91,3 +91,12 @@ def take_along(layer: nn.Module, made: nn.Module) -> None:
         from accelerate.hooks import add_hook_to_module  # accelerate put the hook there
 
         add_hook_to_module(made, getattr(layer, _ACCELERATE))
+
+
+def replace_one(model: nn.Module, name: str, make: Maker) -> None:
+    """Replaces a layer. It is a function of its own, so that no variable holds the dense layer any
+    longer."""
+    layer = model.get_submodule(name)
+    made = made_of(name, layer, make)
+    take_along(layer, made)
+    model.set_submodule(name, made)

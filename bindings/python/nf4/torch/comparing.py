@@ -117,7 +117,7 @@ def encoded(
 
 
 @contextlib.contextmanager
-def _memory() -> Iterator[None]:
+def memory_errors() -> Iterator[None]:
     """Turns torch's ways to say that memory ran out into MemoryError."""
     try:
         yield
@@ -151,12 +151,9 @@ class Judge:
     ):
         self._paths = reference, other
         self._window, self._stride = window, stride
-        try:
-            self._device = torch.empty(0, device=device).device
-        except (AssertionError, RuntimeError) as error:
-            raise OptionError(f"device {device!r}: {str(error).splitlines()[0]}") from None
-        self._models = [_empty(path, dtype, window) for path in self._paths]
-        with _memory():
+        self._device = device_of(device)
+        self._models = [causal_model(path, dtype, window) for path in self._paths]
+        with memory_errors():
             for path, model in zip(self._paths, self._models, strict=True):
                 load_alone(model, path, self._device)
                 model.to(self._device)
@@ -171,7 +168,7 @@ class Judge:
         total = Judged()
         places = windows(len(text.tokens), len(text.prefix), self._window, self._stride)
         for window in places:
-            with _memory():
+            with memory_errors():
                 total += self._of_window(text, window)
             advance(text.name, window.end - window.scored)
         return total
@@ -215,7 +212,17 @@ def compare_logits(reference: Tensor, other: Tensor, targets: Tensor) -> Judged:
     )
 
 
-def _empty(path: str, dtype: DTypeLike, window: int) -> PreTrainedModel:
+def device_of(name: str) -> torch.device:
+    """Raises OptionError for a device that torch does not have."""
+    try:
+        return torch.empty(0, device=name).device
+    except (AssertionError, RuntimeError) as error:
+        raise OptionError(f"device {name!r}: {str(error).splitlines()[0]}") from None
+
+
+def causal_model(path: str, dtype: DTypeLike | None, window: int) -> PreTrainedModel:
+    """Returns the model of a folder as empty_model does. Raises OptionError for a model that is no
+    causal language model or takes only shorter windows."""
     model = empty_model(path, dtype=dtype, compute_dtype=dtype)
     if not model.can_generate() or model.config.is_encoder_decoder:
         kind = type(model).__name__

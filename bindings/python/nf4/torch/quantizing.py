@@ -7,7 +7,7 @@ import functools
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -24,7 +24,11 @@ from nf4.tensor import QuantizedTensor
 from nf4.torch import _siblings, functional
 from nf4.torch._annotations import PreTrainedModel
 from nf4.torch._checks import require_finite, require_transformers, torch_dtype
-from nf4.torch._replacing_layers import is_in_4_bits, made_of, take_along
+from nf4.torch._replacing_layers import is_in_4_bits, made_of, replace_one
+from nf4.torch.calibration import models as calibrating
+from nf4.torch.calibration import weights as calibrated
+from nf4.torch.calibration.layers import Seen
+from nf4.torch.calibration.models import Quantized
 from nf4.torch.experts import quantize_stack, save_as_stacks
 from nf4.torch.modules import Int4Linear, NF4Linear
 from nf4.torch.modules.base import torch_device
@@ -53,6 +57,7 @@ def quantize_model(
     device: torch.device | str | int | None = None,
     allow_nonfinite: bool = False,
     experts: bool = False,
+    calibration: Tensor | None = None,
 ) -> list[str]:
     """Quantizes a dense transformers model in place: its linear layers become NF4Linear, or
     Int4Linear for "int4", and the model gets the marks of a quantized model that transformers
@@ -82,6 +87,11 @@ def quantize_model(
     experts      also quantize stacks of experts ("nf4" and "fp4"), in models where transformers
                  lets other libraries compute their products: each becomes an NF4Experts.
                  transformers loads the saved model if nf4.torch is imported
+    calibration  for "nf4", "fp4" and "int4": token ids of text of the kinds that the model is to
+                 read, [windows, tokens], at least 2048. Scales and codes are then those of small
+                 error in each layer's output for this text, in the same bytes. The model runs on
+                 it, layer by layer; device moves it there first. Layers outside the decoder
+                 layers, and those that no token reaches, are quantized without calibration
 
     Only one layer at a time exists both dense and quantized. In NVFP4 layers that engines fuse,
     such as q_proj, k_proj and v_proj, share a global scale. Hooks and siblings are handled as in
@@ -89,8 +99,9 @@ def quantize_model(
 
     Raises InvalidArgument, and replaces nothing, for a model that is not of transformers, is
     quantized already or has no layer to replace; for a layer to replace that is on meta, has NaN or
-    Inf or has a forward of its own; for any tensor on meta if device is given; and for a pattern
-    that names nothing.
+    Inf or has a forward of its own; for any tensor on meta if device is given; for a pattern that
+    names nothing; and for too little calibration or ids that the model has no embedding of.
+    If a layer's x has NaN or Inf for the calibration, earlier layers have been replaced.
 
     Any other failure, such as out of memory, leaves the earlier layers replaced, and model.config
     without a quantization_config: do not save such a model. The same call again replaces the rest.
@@ -117,20 +128,28 @@ def quantize_model(
         plan = _begun(model, options) or _plan(model, options)
     except OptionError as error:
         raise InvalidArgument(str(error)) from None
+    if calibration is not None:
+        calibrating.require(calibration, options, model)
     if moved_to is not None:
         _require_loaded(model)
     left = [name for name in plan.modules if not is_in_4_bits(model.get_submodule(name))]
-    quantized = _maker(options, dtype, moved_to, plan.largest)
+    quantized = maker(options, dtype, moved_to, plan.largest)
+    check = _check if allow_nonfinite and calibration is None else _check_finite
     for name in left:
-        made_of(name, model.get_submodule(name), _check_finite if not allow_nonfinite else _check)
+        made_of(name, model.get_submodule(name), check)
     stacks = [name for name in plan.stacks if _is_dense(model, name)]
     for name in stacks:
         _check_stack(model, name, allow_nonfinite)
     if format == NVFP4 and not plan.largest:
         plan.largest.update(_largest(model, plan.modules))
     _unfinished[model] = plan
+    if calibration is not None:
+        if moved_to is not None:
+            model.to(moved_to)
+        calibrating.replace(model, left, calibration, quantized)
+        left = [name for name in left if not is_in_4_bits(model.get_submodule(name))]
     for name in left:
-        _replace(model, name, quantized)
+        replace_one(model, name, functools.partial(quantized, name))
     for name in stacks:
         _replace_stack(model, name, options, moved_to)
     if plan.stacks:
@@ -260,38 +279,44 @@ def _check_weight(weight: Tensor, finite: bool) -> None:
         require_finite("the weight", weight)
 
 
-def _maker(
+def maker(
     options: QuantizeOptions,
     compute_dtype: torch.dtype | None,
     device: torch.device | None,
     largest: Mapping[str, float],
-) -> Callable[[str, nn.Module], nn.Module]:
+) -> Quantized:
     """Returns a function that quantizes a dense layer of this name: a Linear or, for "nf4" and
     "fp4", a Conv1D. largest: that of _Plan."""
 
-    def of_bnb(_name: str, weight: Tensor, bias: nn.Parameter | None) -> nn.Module:
-        made = functional.quantize(
-            weight,
-            format=options.format,
-            blocksize=options.blocksize,
-            nested_blocksize=256 if options.nested else 0,
-        )
+    def of_bnb(
+        _name: str, weight: Tensor, bias: nn.Parameter | None, seen: Seen | None
+    ) -> nn.Module:
+        kind = {"format": options.format, "blocksize": options.blocksize}
+        if seen is None:
+            nested_blocksize = 256 if options.nested else 0
+            made = functional.quantize(weight, nested_blocksize=nested_blocksize, **kind)
+        else:
+            made = calibrated.quantize(weight, seen, with_nested=options.nested, **kind)
         return NF4Linear.from_quantized(made, bias, compute_dtype=compute_dtype)
 
-    def of_floats(name: str, weight: Tensor, bias: nn.Parameter | None) -> nn.Module:
+    def of_floats(
+        name: str, weight: Tensor, bias: nn.Parameter | None, _seen: Seen | None
+    ) -> nn.Module:
         layout = WRITTEN[options.layout][options.format]
         made = _in_e2m1(weight, layout, largest.get(name))
         layer = NF4Linear.from_quantized(made, bias, compute_dtype=compute_dtype)
         layer.stored_layout = layout.name
         return layer
 
-    def of_integers(_name: str, weight: Tensor, bias: nn.Parameter | None) -> nn.Module:
-        made = functional.quantize_int4(
-            weight,
-            layout=options.layout,
-            group_size=options.group_size,
-            symmetric=options.symmetric,
-        )
+    def of_integers(
+        _name: str, weight: Tensor, bias: nn.Parameter | None, seen: Seen | None
+    ) -> nn.Module:
+        kind = {"layout": options.layout, "group_size": options.group_size}
+        kind |= {"symmetric": options.symmetric}
+        if seen is None:
+            made = functional.quantize_int4(weight, **kind)
+        else:
+            made = calibrated.quantize_int4(weight, seen, **kind)
         layer = Int4Linear.from_quantized(made, bias, compute_dtype=compute_dtype)
         layer.dtype_before = _torch.dtype_name(weight.dtype)
         return layer
@@ -299,11 +324,11 @@ def _maker(
     of_format = {"int4": of_integers, MXFP4: of_floats, NVFP4: of_floats}
     of_weight = of_format.get(options.format, of_bnb)
 
-    def quantized(name: str, layer: nn.Module) -> nn.Module:
+    def quantized(name: str, layer: nn.Module, seen: Seen | None = None) -> nn.Module:
         weight = layer.weight.detach()
         weight = weight if device is None else weight.to(device)
         weight = weight if isinstance(layer, nn.Linear) else weight.T  # Conv1D's is [in, out]
-        return of_weight(name, weight, layer.bias).train(layer.training)
+        return of_weight(name, weight, layer.bias, seen).train(layer.training)
 
     return quantized
 
@@ -332,12 +357,3 @@ def _replace_stack(
     nested = 256 if options.nested else 0
     of_stack |= {"blocksize": options.blocksize, "nested_blocksize": nested}
     quantize_stack(model, name, device, **of_stack)
-
-
-def _replace(model: nn.Module, name: str, quantized: Callable[[str, nn.Module], nn.Module]) -> None:
-    """Replaces a layer. It is a function of its own, so that no variable holds the dense layer any
-    longer."""
-    layer = model.get_submodule(name)
-    made = made_of(name, layer, functools.partial(quantized, name))
-    take_along(layer, made)
-    model.set_submodule(name, made)

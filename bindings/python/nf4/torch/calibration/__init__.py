@@ -1,0 +1,1 @@
+"""Calibrated 4-bit weights: scales and codes by what the layers of a model see in a text."""
