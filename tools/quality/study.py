@@ -1,198 +1,293 @@
-"""Does a calibration of NF4 hold on texts of other kinds than it saw? Judges several, beside the
-scales of bitsandbytes, on five texts.
+"""Does a calibration of 4-bit weights hold on texts of other kinds than it saw? Judges several,
+beside the scales of bitsandbytes, on five texts.
 
-    python tools/quality/study.py FOLDER [--window N]
+    python tools/quality/study.py FOLDER OUT.json [--texts FILE.json] [--device cuda]
+        [--window N] [--group-size N] [--part I/N]
 
-FOLDER is a dense causal language model with a tokenizer.json. The report is added by the folder's
-name to docs/design/quality.json, from which page.py makes the tables of quality.md.
+FOLDER is a dense causal language model with a tokenizer.json. The figures are written to OUT.json
+after each design. --part does every Nth design after the Ith, beside the first of its kind, so
+that several processes can share the work; page.py joins what they write.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import rounding
 import texts
 import torch
-from nf4.torch.comparing import Judged, compare_logits, encoded, windows
-from nf4.torch.distributed.empty_models import empty_model
-from nf4.torch.distributed.loading import load_alone
-from page import FIGURES
+from nf4.torch.calibration import rounding
+from nf4.torch.calibration.layers import Seen, round_layers
+from nf4.torch.comparing import encoded, windows
 from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
 
 # Tokens of each kind that calibrate, and the most of each text that judge.
-CALIBRATING, JUDGING, ROWS = 4096, 2000, 256
-Round = Callable[[str, Tensor], Tensor]
+CALIBRATING, JUDGING, ROWS, BATCH = 8192, 8192, 256, 8
 
 
 class Model:
-    """A dense model, its linear layers, and what they saw while it calibrated: the mean of x x^T of
-    each layer's input, by kind of text."""
+    """A dense model, its linear layers, and the tokens that calibrate."""
 
-    def __init__(self, folder: Path, window: int):
-        self.folder, self.window = str(folder), window
-        self.model = empty_model(folder, dtype="fp32")
-        load_alone(self.model, folder, None)
+    def __init__(self, folder: Path, calibrating: dict[str, str], window: int, device: str):
+        self.folder, self.window, self.device = str(folder), window, device
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model.to(device).eval()
         self.layers = {
             name: layer
             for name, layer in self.model.named_modules()
             if isinstance(layer, nn.Linear) and name != "lm_head"
         }
         self.dense = {name: layer.weight.detach().clone() for name, layer in self.layers.items()}
-        self.seen: dict[str, dict[str, Tensor]] = {}
+        self.calibrating = self.tokens(calibrating, CALIBRATING)
 
     def tokens(self, named: dict[str, str], most: int) -> dict[str, list[int]]:
         found = encoded([self.folder], list(named.items()), self.window, self.window // 2)
         return {each.name: each.tokens[:most] for each in found}
 
-    @torch.inference_mode()
-    def calibrate(self) -> None:
-        for kind, tokens in self.tokens(texts.calibrating(), CALIBRATING).items():
-            sums: dict[int, Tensor] = {}
-            hooks = [layer.register_forward_pre_hook(self._hook(sums)) for layer in self._inputs()]
-            for at in range(0, len(tokens), self.window):
-                self.logits(tokens[at : at + self.window])
-            for hook in hooks:
-                hook.remove()
-            means = {id(layer): sums[id(layer)] / len(tokens) for layer in self._inputs()}
-            self.seen[kind] = {name: means[id(self._like(name))] for name in self.layers}
+    def batches(self, share: float = 1.0) -> list[Tensor]:
+        """Windows of all kinds, of the first share of the tokens of each."""
+        rows = []
+        for tokens in self.calibrating.values():
+            count = max(1, int(len(tokens) * share) // self.window) * self.window
+            rows.append(torch.tensor(tokens[:count]).view(-1, self.window))
+        return list(torch.cat(rows).to(self.device).split(BATCH))
 
-    def _like(self, name: str) -> nn.Module:
-        """The layer whose input is this one's too: k and v have q's, up has gate's."""
-        owner, _, own = name.rpartition(".")
-        own = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}.get(own, own)
-        return self.layers[f"{owner}.{own}"]
-
-    def _inputs(self) -> list[nn.Module]:
-        return list({id(each): each for each in map(self._like, self.layers)}.values())
-
-    @staticmethod
-    def _hook(sums: dict[int, Tensor]) -> Callable[[nn.Module, tuple[Tensor]], None]:
-        def hook(layer: nn.Module, inputs: tuple[Tensor]) -> None:
-            x = inputs[0].flatten(0, -2)
-            sums[id(layer)] = sums.get(id(layer), 0) + x.T @ x
-
-        return hook
-
-    def hessian(self, name: str, kinds: tuple[str, ...] = ()) -> Tensor:
-        """Of all kinds alike, or of these."""
-        return torch.stack([self.seen[kind][name] for kind in kinds or self.seen]).mean(0)
-
-    def squares(self, name: str, kinds: tuple[str, ...] = ()) -> Tensor:
-        """The mean x^2 of each column, over the mean of all columns."""
-        found = self.hessian(name, kinds).diagonal()
-        return found / found.mean()
-
-    def logits(self, tokens: list[int]) -> Tensor:
-        return self.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-
-    def set(self, rounds: Round) -> None:
-        """Rounds every weight."""
+    def restore(self) -> None:
         for name, layer in self.layers.items():
-            layer.weight.data.copy_(rounds(name, self.dense[name]))
+            layer.weight.data.copy_(self.dense[name])
+
+    def round(self, design: Design, seen: dict[str, Seen]) -> None:
+        """Rounds every weight. seen: of the dense model."""
+        self.restore()
+        if design.needs_x and design.sequential:
+            batches = self.batches(design.share)
+            round_layers(self.model, list(self.layers), batches, lambda name, layer, seen: (
+                layer.weight.data.copy_(design.of(layer.weight.data, seen.hessian))
+            ))  # fmt: skip
+            return
+        for name, layer in self.layers.items():
+            layer.weight.data.copy_(design.of(layer.weight.data, seen[name].hessian))
 
 
-def choices(model: Model) -> dict[str, dict[str, Tensor]]:
-    """Which of rounding.GRID each block takes, by design and layer."""
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, weight in model.dense.items():
-        squares = model.squares(name)
-        measures = {
-            "least square error": torch.ones_like(squares),
-            "least error by x^2": squares,
-            "by the RMS of x": squares.sqrt(),
-            "by (1 + x^2) / 2": (1 + squares) / 2,
-        }
-        kinds = {f"by x^2 of {kind} alone": model.squares(name, (kind,)) for kind in model.seen}
-        errors = rounding.errors(weight, torch.stack([*measures.values(), *kinds.values()]))
-        for at, design in enumerate((*measures, *kinds)):
-            found.setdefault(design, {})[name] = errors[:, at].argmin(0).byte()
-        errors = errors[:, len(measures) :]
-        at_largest = errors[(rounding.GRID - 1).abs().argmin()].clamp_min(1e-30)
-        worst = (errors / at_largest).amax(1)
-        found.setdefault("by x^2, the worst kind", {})[name] = worst.argmin(0).byte()
-    return found
+@dataclasses.dataclass
+class Design:
+    """How weights are rounded.
+
+    grid        the codes
+    scales      "largest": of the largest magnitude; "weights": of the least square error of the
+                weights; "x": of the least square error weighted by x^2
+    damping     of error feedback; None: none
+    nested      whether scales have 8 bits
+    sequential  whether x is that of the model in which the layers before are rounded
+    share       of the calibrating tokens
+    """
+
+    grid: Callable[[], rounding.Grid]
+    scales: Literal["largest", "weights", "x"] = "largest"
+    damping: float | None = None
+    nested: bool = False
+    sequential: bool = True
+    share: float = 1.0
+
+    @property
+    def needs_x(self) -> bool:
+        return self.scales == "x" or self.damping is not None
+
+    def of(self, weight: Tensor, hessian: Tensor) -> Tensor:
+        """Returns what a matrix is worth after rounding. hessian: the mean of x x^T."""
+        grid, scales = self.grid(), self._scales(weight, hessian.diagonal())
+        if self.nested and not self.needs_x:
+            return _nested_afterwards(weight, grid, scales)
+        if self.nested:
+            scales, _ = rounding.nested(scales.scale)
+        if self.damping is None:
+            return rounding.nearest(weight, grid, scales)[1]
+        return rounding.with_feedback(weight, grid, scales, hessian, self.damping)[1]
+
+    def _scales(self, weight: Tensor, squares: Tensor) -> rounding.Scales:
+        if self.scales == "largest":
+            return rounding.largest_scales(weight, self.grid())
+        counts = squares if self.scales == "x" else torch.ones_like(squares)
+        return rounding.searched_scales(weight, self.grid(), counts)
 
 
-def designs(model: Model) -> dict[str, Round]:
-    """What is judged, by name. The first is bitsandbytes'."""
+def _nested_afterwards(weight: Tensor, grid: rounding.Grid, scales: rounding.Scales) -> Tensor:
+    """As bitsandbytes: codes are chosen before the scales get 8 bits."""
+    blocks, of_rows = rounding.blocks_of(weight, grid.blocksize), (slice(None), None)
+    places = grid.nearest(blocks, scales.at(of_rows))
+    worth = grid.worth(places, rounding.nested(scales.scale)[0].at(of_rows))
+    return worth.flatten()[: weight.numel()].view(weight.shape)
 
-    def searched(chosen: dict[str, Tensor]) -> Round:
-        return lambda name, weight: rounding.with_factors(weight, chosen[name].long())
 
-    def feedback(damping: float, search: bool) -> Round:
-        return lambda name, weight: rounding.with_feedback(
-            weight, model.hessian(name), damping, search
+def designs(device: str, group_size: int) -> dict[str, tuple[str, Design]]:
+    """What is judged, by name, with the name of what it is over: bitsandbytes' scales of the same
+    format, or rounding to nearest. The first are these."""
+
+    def codebook(format: str) -> Callable[[], rounding.Grid]:
+        return lambda: rounding.Codebook(format, 64, torch.device(device))
+
+    def integers(symmetric: bool) -> Callable[[], rounding.Grid]:
+        return lambda: rounding.Integers(group_size, symmetric, torch.float16)
+
+    nf4, fp4 = codebook("nf4"), codebook("fp4")
+    found: dict[str, tuple[str, Design]] = {}
+
+    def add(base: str, designs: dict[str, Design]) -> None:
+        found.update(
+            {f"{base}, {name}": (f"{base}, plain", each) for name, each in designs.items()}
         )
 
-    found = choices(model)
-    unused = [f"by x^2 of {kind} alone" for kind in model.seen if kind != "book"]
-    return {
-        "as bitsandbytes": lambda name, weight: rounding.by_largest(weight),
-        **{name: searched(each) for name, each in found.items() if name not in unused},
-        "GPTQ, damped by 0.01": feedback(0.01, search=False),
-        "GPTQ by x^2, damped by 0.1": feedback(0.1, search=True),
-        "GPTQ by x^2, damped by 1": feedback(1.0, search=True),
+    def with_x(grid: Callable[[], rounding.Grid], damping: float, **more: Any) -> dict[str, Design]:
+        name = "".join(f", {each}" for each in more.pop("named", ()))
+        return {
+            f"scales by x^2{name}": Design(grid, scales="x", **more),
+            f"GPTQ by x^2, damped by {damping}{name}": Design(
+                grid, scales="x", damping=damping, **more
+            ),
+        }
+
+    dampings = {
+        f"GPTQ by x^2, damped by {damping}": Design(nf4, scales="x", damping=damping)
+        for damping in (0.01, 0.1, 1)
     }
+    add("NF4", {"plain": Design(nf4), **with_x(nf4, 0.3), **dampings})
+    add("nested NF4", {"plain": Design(nf4, nested=True), **with_x(nf4, 0.3, nested=True)})
+    add("FP4", {"plain": Design(fp4), **with_x(fp4, 0.3)})
+    for name, symmetric in (("symmetric", True), ("asymmetric", False)):
+        of = integers(symmetric)
+        gptq = {"GPTQ, damped by 0.01": Design(of, damping=0.01)}
+        add(f"{name} integers", {"plain": Design(of), **with_x(of, 0.3), **gptq})
+    add("NF4", {
+        "GPTQ, damped by 0.01": Design(nf4, damping=0.01),
+        "GPTQ, damped by 0.3": Design(nf4, damping=0.3),
+        "least square error": Design(nf4, scales="weights"),
+        **with_x(nf4, 0.3, share=0.25, named=["a quarter of the tokens"]),
+        **with_x(nf4, 0.3, sequential=False, named=["of the dense model"]),
+    })  # fmt: skip
+    return found
 
 
 class Judging:
     """The judging texts, and the dense model's logits on them."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, judging: dict[str, str]):
         self._model = model
-        self._texts = model.tokens(texts.judging(), JUDGING)
+        self._texts = model.tokens(judging, JUDGING)
         self._dense = {name: list(self._logits(tokens)) for name, tokens in self._texts.items()}
+        self._bases: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
 
     @torch.inference_mode()
     def _logits(self, tokens: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the logits and the targets of each window."""
-        window = self._model.window
+        window, device = self._model.window, self._model.device
         for begin, end, scored in windows(len(tokens), 0, window, window * 3 // 4):
-            logits = self._model.logits(tokens[begin:end])[scored - begin - 1 : -1]
-            yield logits, torch.tensor(tokens[scored:end])
+            ids = torch.tensor([tokens[begin:end]], device=device)
+            logits = self._model.model(input_ids=ids, use_cache=False).logits[0]
+            yield logits[scored - begin - 1 : -1], ids[0, scored - begin :]
 
-    def report(self) -> dict[str, Any]:
-        """Judges the weights that the model has now."""
+    def _each(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """The dense loss of each token of a text, its change, and its KL divergence."""
+        found = []
+        dense, now = self._dense[name], self._logits(self._texts[name])
+        for (before, targets), (after, _) in zip(dense, now, strict=True):
+            for at in range(0, len(targets), ROWS):
+                part, of = slice(at, at + ROWS), targets[at : at + ROWS, None]
+                logs = [functional.log_softmax(x[part].double(), -1) for x in (before, after)]
+                losses = [-each.gather(1, of)[:, 0] for each in logs]
+                divergence = functional.kl_div(logs[1], logs[0], reduction="none", log_target=True)
+                found.append((losses[0], losses[1] - losses[0], divergence.sum(1)))
+        return tuple(torch.cat(part) for part in zip(*found, strict=True))
+
+    @torch.inference_mode()
+    def report(self, name: str, base: str) -> dict[str, Any]:
+        """Judges the weights that the model has now. base: the design that it is over, which was
+        judged before."""
         rows = {}
-        for name, tokens in self._texts.items():
-            total = Judged()
-            for (before, targets), (after, _) in zip(
-                self._dense[name], self._logits(tokens), strict=True
-            ):
-                total += Judged(tokens=len(targets), windows=1)
-                for at in range(0, len(targets), ROWS):
-                    part = slice(at, at + ROWS)
-                    total += compare_logits(before[part], after[part], targets[part])
-            rows[name] = {
-                "tokens": total.tokens,
-                "perplexities": total.perplexities,
-                "loss_change": total.loss_change,
-                "kl_divergence": total.divergence / total.tokens,
+        for text in self._texts:
+            loss, change, divergence = self._each(text)
+            own = self._bases.setdefault(name, {})
+            own[text] = change, divergence
+            of_base = self._bases[base][text]
+            rows[text] = {
+                "tokens": len(change),
+                "perplexities": [math.exp(loss.mean()), math.exp((loss + change).mean())],
+                "loss_change": _mean(change),
+                "kl_divergence": _mean(divergence),
+                "loss_over_base": _mean(change - of_base[0]),
             }
         return rows
 
 
+def _mean(values: Tensor) -> list[float]:
+    """The mean, and its standard error if tokens were independent."""
+    return [values.mean().item(), values.std().item() / len(values) ** 0.5]
+
+
+@torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--texts", type=Path)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--group-size", type=int, default=128)
+    parser.add_argument("--part", default="0/1", metavar="I/N")
+    parser.add_argument("--only", action="append", metavar="DESIGN")
     args = parser.parse_args()
-    model = Model(args.folder, args.window)
-    model.calibrate()
-    judging, done = Judging(model), {}
-    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    for name, rounds in designs(model).items():
-        model.set(rounds)
-        done[name] = {"texts": judging.report()}
-        figures[args.folder.name] = {"window": args.window, "designs": done}
-        FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
-        divergences = (f"{each['kl_divergence']:.4f}" for each in done[name]["texts"].values())
-        print(f"{name}: KL {' '.join(divergences)}", flush=True)
+    both = json.loads(args.texts.read_text()) if args.texts else None
+    calibrating = both["calibrating"] if both else texts.calibrating()
+    model = Model(args.folder, calibrating, args.window, args.device)
+    judging = Judging(model, both["judging"] if both else texts.judging())
+    seen: dict[str, Seen] = {}
+    round_layers(
+        model.model,
+        list(model.layers),
+        model.batches(),
+        lambda name, _, of: seen.update({name: of}),
+    )
+    every = designs(args.device, args.group_size)
+    at, parts = map(int, args.part.split("/"))
+    bases = {base for base, _ in every.values()}
+    others = [name for name in every if name not in bases][at::parts]
+    chosen = [name for name in others if not args.only or name in args.only]
+    done: dict[str, Any] = {}
+    training = json.loads((args.folder / "training.json").read_text())
+
+    def judge(name: str) -> None:
+        began = time.perf_counter()
+        base, design = every[name]
+        model.round(design, seen)
+        rounded = time.perf_counter() - began
+        done[name] = {"over": base, "seconds": rounded, "texts": judging.report(name, base)}
+        figures = {"window": args.window, "group_size": args.group_size, "designs": done}
+        figures |= {"order": list(every), "training": training}
+        args.out.write_text(json.dumps({args.folder.name: figures}, indent=1) + "\n")
+        print(f"{name} ({rounded:.1f} s): {_line(done[name], done[base])}", flush=True)
+
+    for name in chosen:
+        base = every[name][0]
+        if base not in done:
+            judge(base)
+        judge(name)
+
+
+def _line(found: dict[str, Any], base: dict[str, Any]) -> str:
+    """The ratios of KL divergence and of loss change, and loss over the base in standard errors."""
+    pairs = [(each, base["texts"][name]) for name, each in found["texts"].items()]
+    kl = [a["kl_divergence"][0] / b["kl_divergence"][0] for a, b in pairs]
+    loss = [a["loss_change"][0] / b["loss_change"][0] for a, b in pairs]
+    errors = [a["loss_over_base"][0] / (a["loss_over_base"][1] or 1) for a, _ in pairs]
+    lists = (" ".join(f"{each:.2f}" for each in found) for found in (kl, loss, errors))
+    return "KL {}; loss {}; over it in errors {}".format(*lists)
 
 
 if __name__ == "__main__":

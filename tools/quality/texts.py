@@ -1,15 +1,20 @@
-"""The texts of the study of calibration (study.py): those that judge, those that calibrate, and
-those that the small judge is trained on.
+"""The texts of the study of calibration (study.py): those that judge, and those that calibrate.
 
 The judging texts are of five kinds and under clear licences: book.txt is a part of Newton's Opticks
 of 1730 (public domain), dialogue.txt was written for this, code and documentation are libnf4's at
-one commit, and the last is the demo's story. Calibration reads other parts of the same book, and
-Python's standard library. The small judge is trained on the rest of the standard library.
+one commit, and the story is the demo's with a sequel that was written for this. Calibration reads
+other parts of the same book, and Python's standard library.
+
+    python tools/quality/texts.py FILE.json
+
+writes them into a file, for a machine that has neither the commit nor the same Python.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -41,15 +46,22 @@ def judging() -> dict[str, str]:
         "code": _at_commit(_CODE),
         "dialogue": (_HERE / "texts" / "dialogue.txt").read_text(),
         "documentation": _at_commit(_DOCUMENTATION),
-        "the demo's": _unwrapped((_HERE.parent / "demo" / "held_out.txt").read_text()),
+        "story": "\n\n".join(
+            _unwrapped(path.read_text())
+            for path in (_HERE.parent / "demo" / "held_out.txt", _HERE / "texts" / "story.txt")
+        ),
     }
+
+
+def calibrating_modules() -> list[Path]:
+    return [_STANDARD_LIBRARY / name for name in _CALIBRATING]
 
 
 def calibrating() -> dict[str, str]:
     """A text of books, one of code, and one of documentation."""
     from pydoc_data.topics import topics
 
-    code = [(_STANDARD_LIBRARY / name).read_text()[:15000] for name in _CALIBRATING]
+    code = [path.read_text()[:15000] for path in calibrating_modules()]
     return {
         "book": _unwrapped((_HERE / "texts" / "calibration.txt").read_text()),
         "code": "\n".join(code),
@@ -57,13 +69,6 @@ def calibrating() -> dict[str, str]:
     }
 
 
-def training(size: int) -> str:
-    """The first `size` characters of the standard library's modules and of Python's manual."""
-    from pydoc_data.topics import topics
-
-    used = {_STANDARD_LIBRARY / name for name in _CALIBRATING}
-    folders = ("", "asyncio", "email", "http", "importlib", "json", "logging", "unittest", "xml")
-    files = [each for name in folders for each in sorted((_STANDARD_LIBRARY / name).glob("*.py"))]
-    parts = ["\n".join(topics[name] for name in sorted(topics))[40000:]]
-    parts += [each.read_text() for each in files if each not in used]
-    return "\n".join(parts)[:size]
+if __name__ == "__main__":
+    both = {"judging": judging(), "calibrating": calibrating()}
+    Path(sys.argv[1]).write_text(json.dumps(both))

@@ -1,63 +1,55 @@
-"""tools/quality: the rounding whose scales are studied, and the tables of the study's page."""
+"""tools/quality: each design of the study lessens the error that it is about, and the tables of the
+study's page are those of its figures."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
-import nf4
-import numpy as np
 import pytest
+import torch_cases
 from conftest import ROOT
 
-torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded")]
+torch_cases.require("torch", "transformers", "tokenizers")
 sys.path.insert(0, str(ROOT / "tools" / "quality"))
 
 import page  # noqa: E402
-import rounding  # noqa: E402
+import study  # noqa: E402
+import torch  # noqa: E402
+from nf4.torch.calibration import weights  # noqa: E402
+
+DESIGNS = study.designs("cpu", 64)
 
 
-@pytest.fixture
-def weight() -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(0).standard_normal((24, 192)).astype(np.float32))
-
-
-def output_error(made: torch.Tensor, weight: torch.Tensor, hessian: torch.Tensor) -> float:
-    lost = made - weight
-    return ((lost @ hessian) * lost).sum().item()
-
-
-def test_largest_number_as_scale_is_what_nf4_quantize_does(weight):
-    made = nf4.dequantize(nf4.quantize(weight.numpy(), nested_blocksize=0), "fp32")
-    np.testing.assert_array_equal(rounding.by_largest(weight).numpy(), made)
-
-
-def test_choice_has_the_least_error_of_the_grid(weight):
-    measures = torch.stack([torch.ones(192), torch.arange(192.0)])
-    errors = rounding.errors(weight, measures)
-    for at, measure in enumerate(measures):
-        made = rounding.with_factors(weight, errors[:, at].argmin(0))
-        lost = ((made - weight).square() * measure).reshape(24, 3, 64).sum(-1)
-        torch.testing.assert_close(lost, errors[:, at].amin(0))
-        largest = rounding.by_largest(weight)
-        assert lost.sum() < ((largest - weight).square() * measure).sum()
-
-
-def test_feedback_lessens_the_error_of_the_output(weight):
-    x = (
-        torch.randn(512, 192, generator=torch.Generator().manual_seed(0))
-        @ torch.linalg.qr(torch.randn(192, 192, generator=torch.Generator().manual_seed(1)))[0]
-        * torch.logspace(-1, 1, 192)
-    )
+@pytest.mark.parametrize("name", [name for name, (base, _) in DESIGNS.items() if name != base])
+def test_a_design_has_a_smaller_error_than_its_base(name):
+    base, design = DESIGNS[name]
+    weight, x = torch.randn(48, 192), torch.randn(512, 192) * torch.logspace(-1, 1, 192)
+    x = x + x @ torch.randn(192, 192) / 192
     hessian = x.T @ x / len(x)
-    largest = output_error(rounding.by_largest(weight), weight, hessian)
-    for damping, search in ((0.01, False), (0.1, True)):
-        made = rounding.with_feedback(weight, hessian, damping, search)
-        assert output_error(made, weight, hessian) < largest
-    # Without correlations there is nothing to make up for.
-    made = rounding.with_feedback(weight, torch.eye(192), 0.01, False)
-    torch.testing.assert_close(made, rounding.by_largest(weight))
+    error_of = hessian if design.needs_x else torch.eye(192)
+    errors = []
+    for each in (design, DESIGNS[base][1]):
+        lost = each.of(weight, hessian) - weight
+        errors.append(((lost @ error_of) * lost).sum().item())
+    assert errors[0] < errors[1]
 
 
-def test_tables_of_the_page_are_those_of_its_figures():
-    text = page.PAGE.read_text()
-    assert page.rendered(text) == text
+@pytest.mark.parametrize("path", page.PAGES, ids=lambda path: path.parent.name)
+def test_tables_of_the_pages_are_those_of_the_figures(path):
+    text = path.read_text()
+    assert page.rendered(text) == text and ":begin" in text
+
+
+def test_the_plot_has_the_figures():
+    plotted = page.PLOT.read_text()
+    for values in page.bars().values():
+        assert len(values) == 5 and all(f">{value}<" in plotted for value in values)
+
+
+def test_the_calibration_that_is_offered_is_the_one_of_the_tables():
+    name = f"NF4{page.CALIBRATED}"
+    assert DESIGNS[name][1] == dataclasses.replace(
+        DESIGNS["NF4, plain"][1], scales="x", damping=weights.DAMPING
+    )
