@@ -18,7 +18,8 @@ constexpr Numbers kAll[] = {Numbers::kNormal, Numbers::kConstant,    Numbers::kH
 constexpr int64_t kZeroStep = 40;
 
 // Long rows end in part of a unit, and their columns are multiplied in several parts.
-constexpr MatmulShape kShapes[] = {{21, 7264, 1}, {6, 192, 1}, {5, 352, 3}, {9, 96, 1}};
+constexpr MatmulShape kShapes[] = {{21, 7264, 1}, {6, 192, 1},   {5, 352, 3},  {9, 96, 1},
+                                   {35, 2208, 6}, {18, 160, 21}, {16, 320, 70}};
 
 bool has_zeros(Numbers numbers) {
   return numbers == Numbers::kBesideZeros || numbers == Numbers::kFarBesideZeros;
@@ -122,36 +123,37 @@ TEST_CASE("a sum is finite if it is with the codebook's own entries", "[matmul][
                                {0x1p50f, 0x1p-120f, 0x1p-35f},
                                {0x1p-20f, 0x1p-100f, 0x1p100f},
                                {0x1p30f, 0x1p80f, 0x1p-60f}})
-    for (const cpu::Variant &variant : cpu::variants()) {
-      if (!variant.supported()) continue;
-      const ForcedVariant forced(variant);
-      float codebook[16];
-      for (int i = 0; i < 16; ++i)
-        codebook[i] = (static_cast<float>(i) - 7.5f) / 7.5f * of.codebook;
-      std::vector<uint8_t> packed(kRows * kCols / 2, 0xff);
-      std::vector<float> absmax(kRows * kCols / 64, of.absmax);
-      const std::vector<BFloat16> x(kCols, from_float<BFloat16>(of.x));
-      std::vector<BFloat16> y(kRows);
-      nf4_tensor weight{};
-      weight.struct_size = sizeof weight;
-      weight.format = NF4_FORMAT_NF4;
-      weight.blocksize = 64;
-      weight.rows = kRows;
-      weight.cols = kCols;
-      weight.packed = packed.data();
-      weight.absmax = absmax.data();
-      weight.codebook = codebook;
-      nf4_matmul_args args{};
-      args.struct_size = sizeof args;
-      args.dtype = NF4_DTYPE_BF16;
-      args.m = 1;
-      args.x = x.data();
-      args.x_stride = kCols;
-      args.y = y.data();
-      args.y_stride = kRows;
-      INFO(variant.name << ", codebook times " << of.codebook);
-      REQUIRE(nf4_matmul_cpu(&weight, &args, 1) == NF4_STATUS_OK);
-      const double exact = double{kCols} * of.codebook * of.x * of.absmax;
-      for (const BFloat16 each : y) CHECK(std::fabs(to_float(each) - exact) <= 0x1p-7 * exact);
-    }
+    for (const int m : {1, 6})
+      for (const cpu::Variant &variant : cpu::variants()) {
+        if (!variant.supported()) continue;
+        const ForcedVariant forced(variant);
+        float codebook[16];
+        for (int i = 0; i < 16; ++i)
+          codebook[i] = (static_cast<float>(i) - 7.5f) / 7.5f * of.codebook;
+        std::vector<uint8_t> packed(kRows * kCols / 2, 0xff);
+        std::vector<float> absmax(kRows * kCols / 64, of.absmax);
+        const std::vector<BFloat16> x(m * kCols, from_float<BFloat16>(of.x));
+        std::vector<BFloat16> y(m * kRows);
+        nf4_tensor weight{};
+        weight.struct_size = sizeof weight;
+        weight.format = NF4_FORMAT_NF4;
+        weight.blocksize = 64;
+        weight.rows = kRows;
+        weight.cols = kCols;
+        weight.packed = packed.data();
+        weight.absmax = absmax.data();
+        weight.codebook = codebook;
+        nf4_matmul_args args{};
+        args.struct_size = sizeof args;
+        args.dtype = NF4_DTYPE_BF16;
+        args.m = m;
+        args.x = x.data();
+        args.x_stride = kCols;
+        args.y = y.data();
+        args.y_stride = kRows;
+        INFO(variant.name << ", codebook times " << of.codebook);
+        REQUIRE(nf4_matmul_cpu(&weight, &args, 1) == NF4_STATUS_OK);
+        const double exact = double{kCols} * of.codebook * of.x * of.absmax;
+        for (const BFloat16 each : y) CHECK(std::fabs(to_float(each) - exact) <= 0x1p-7 * exact);
+      }
 }

@@ -4,7 +4,7 @@
 // Numbers of bf16, in two tables, take 19 instructions for 64 weights; numbers of fp32, in four,
 // take 27. In addition there are 8 fma and one for the scale for each row of x. Words of integers
 // need no look-up: a code becomes a number in the mantissa of 2^23. Tile: 12 fma, two a cycle, for
-// 7 loads; it has 16 registers.
+// 7 loads; it has 16 registers. split_loops.hpp and pair_loops.hpp multiply x in bf16 in integers.
 #include "cpu/isa/avx2.hpp"
 
 #include <type_traits>
@@ -12,6 +12,7 @@
 #include "cpu/matmul/column_loops.hpp"
 #include "cpu/matmul/loops.hpp"
 #include "cpu/matmul/outer_loops.hpp"
+#include "cpu/matmul/pair_loops.hpp"
 #include "cpu/matmul/scattered_loops.hpp"
 #include "cpu/matmul/split_loops.hpp"
 #include "nf4/nf4.h"
@@ -270,6 +271,9 @@ constexpr DotKernels with_split() {
   kernels.split_x = split_x<Bf16Rows, kHighFirst>;
   kernels.dot_split = dot_split<Bf16Rows, false>;
   if (!kHighFirst) kernels.dot_split_zeros = dot_split<Bf16Rows, true>;
+  kernels.split_pairs = split_pairs;
+  kernels.decode_pairs = decode_pairs<Bf16Rows, kHighFirst>;
+  kernels.multiply_pairs = multiply_pairs;
   return kernels;
 }
 

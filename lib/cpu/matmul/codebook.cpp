@@ -2,6 +2,7 @@
 // so the rounded codebooks of the last few calls are kept.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 
@@ -59,6 +60,20 @@ RoundedCodebook near_one(RoundedCodebook codebook) {
   return codebook;
 }
 
+// Moves powers of two from all entries to the unit, up to 2^12: a scale of x is at most 2^115.
+SplitCodebook without_common_factor(SplitCodebook split) {
+  constexpr float kMostUnit = 0x1p12f;
+  const auto is_even = [](int16_t entry) { return entry % 2 == 0; };
+  while (split.unit < kMostUnit &&
+         std::all_of(split.entries, split.entries + kCodebookSize, is_even)) {
+    for (int16_t &entry : split.entries) entry /= 2;
+    split.unit *= 2;
+  }
+  for (const int16_t entry : split.entries)
+    split.largest = std::max(split.largest, std::abs(entry));
+  return split;
+}
+
 }  // namespace
 
 RoundedCodebook codebook_in_bf16(const Weight &weight) {
@@ -77,14 +92,14 @@ SplitCodebook split_codebook(const uint16_t *bf16_entries) {
   for (int i = 0; i < kCodebookSize; ++i)
     largest = std::max(largest, std::fabs(bf16_to_float(bf16_entries[i])));
   if (largest < kLeast || largest >= kMost) return {};
-  SplitCodebook split;
+  SplitCodebook split{};
   split.unit = std::ldexp(1.0f, std::ilogb(largest) + 1 - kBits);
   for (int i = 0; i < kCodebookSize; ++i) {
     const float entry = bf16_to_float(bf16_entries[i]) / split.unit;
     split.entries[i] = static_cast<int16_t>(entry);
     if (split.entries[i] != entry) return {};
   }
-  return split;
+  return without_common_factor(split);
 }
 
 }  // namespace nf4::cpu

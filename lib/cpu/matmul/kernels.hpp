@@ -57,6 +57,57 @@ struct SplitX {
 struct SplitCodebook {
   int16_t entries[16];  // at most 2^13, so that the sum of 8 products has 32 bits
   float unit;           // a power of two; 0 if there is no such unit
+  int largest;          // the magnitude of the largest entry
+};
+
+// Pairs of columns of a row of x as integers. A unit has 64 columns, and a scale; each 8 columns
+// are in the order 0, 2, 4, 6, 1, 3, 5, 7. What the integers do not hold of a number is its rest.
+constexpr int64_t kPairUnit = 64;
+constexpr int64_t kUnitPairs = kPairUnit / 2;
+struct PairRest {
+  float x;        // times the unit of the entries
+  int16_t place;  // of the column in the order of pairs, from the first column on
+  int16_t m;
+};
+struct SplitPairsArgs {
+  const uint16_t *x;  // 64 numbers of bf16
+  int most;           // the most that the magnitudes of the integers may add up to, at least 2^19
+  float unit;         // of the entries
+  int16_t *out;
+  float *scale;     // times the unit
+  PairRest *rests;  // room for 64
+  int16_t m;        // for the rests, as the place of the first column
+  int16_t first_place;
+};
+
+// Codes of rows of the weight as integers, pair by pair, with a row for each lane.
+constexpr int64_t kPairLanes = 16;
+struct DecodePairsArgs {
+  const int16_t *entries;  // of a SplitCodebook
+  const uint8_t *packed;
+  int64_t row_bytes;
+  int rows;  // at most kPairLanes; other lanes get copies of the first row
+  int units;
+  const float *zeros;  // the integers that are added to entries, [scale][kPairLanes]; or NULL
+  int scales_per_unit;
+  int16_t *out;  // [pair][kPairLanes][2]
+};
+struct PairsArgs {
+  const int16_t *codes;  // made by decode_pairs
+  const float *scales;   // [scale][kPairLanes]
+  int scales_per_unit;   // 1 or 2
+  int units;
+  const int16_t *x;       // [unit][m][kPairUnit]
+  const float *x_scales;  // [unit][m]
+  int m;
+  const PairRest *rests;  // in these columns
+  int rest_count;
+  int first_place;
+  float *sums;  // [m][sums_stride]
+  int64_t sums_stride;
+  // Packed codes of the next rows or columns, of the same number.
+  const uint8_t *next;
+  int64_t row_bytes;
 };
 // The number of elements that are accessible beyond the end of the scales and the zeros.
 constexpr int kScalePadding = 8;
@@ -204,6 +255,11 @@ struct DotKernels {
   // SplitCodebook. `elements` is not used.
   void (*dot_split)(const DotArgs &args) = nullptr;
   void (*dot_split_zeros)(const DotArgs &args) = nullptr;
+  // Splits a unit of x in bf16, and returns the number of rests; -1 if fp32 does not hold one.
+  int (*split_pairs)(const SplitPairsArgs &args) = nullptr;
+  void (*decode_pairs)(const DecodePairsArgs &args) = nullptr;
+  // NULL if this set has no products of pairs.
+  void (*multiply_pairs)(const PairsArgs &args) = nullptr;
 };
 
 // The rows of x that transpose_x takes.

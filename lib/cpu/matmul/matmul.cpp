@@ -30,19 +30,36 @@ bool suits_look_up(const MatmulProblem &problem) {
 // Multiplies rows of codes by dot, lanes or transposed, and tells whether these kernels have one
 // for so many rows of x. transposed leaves the last rows to dot where they are too few for a slice.
 template <class Dot, class Lanes, class Transposed>
-bool multiply_codes(const MatmulKernels &kernels, int64_t m, const Dot &dot, const Lanes &lanes,
+bool multiply_codes(const MatmulKernels &kernels, RowRange m, const Dot &dot, const Lanes &lanes,
                     const Transposed &transposed) {
   constexpr int64_t kMaxRestM = 6;
-  if (m <= kernels.max_dot_m) {
-    dot(RowRange{0, m});
+  const int64_t count = m.end - m.begin;
+  if (count <= kernels.max_dot_m) {
+    dot(m);
   } else if (kernels.lanes != nullptr) {
     lanes();
   } else if (kernels.transpose_x != nullptr) {
-    const int64_t rest = m % kSliceM <= kMaxRestM ? m % kSliceM : 0;
-    transposed(RowRange{0, m - rest});
-    if (rest > 0) dot(RowRange{m - rest, m});
+    const int64_t rest = count % kSliceM <= kMaxRestM ? count % kSliceM : 0;
+    transposed(RowRange{m.begin, m.end - rest});
+    if (rest > 0) dot(RowRange{m.end - rest, m.end});
   } else {
     return false;
+  }
+  return true;
+}
+
+// The same, or pairs where the kernels have them. `pairs` returns false for rows of x that do not
+// suit it.
+template <class Dot, class Lanes, class Transposed, class Pairs>
+bool multiply_codes(const MatmulKernels &kernels, int64_t m, const Dot &dot, const Lanes &lanes,
+                    const Transposed &transposed, const Pairs &pairs) {
+  constexpr int64_t kMinPairsM = 5;
+  if (kernels.int4_dot.multiply_pairs == nullptr || m < kMinPairsM)
+    return multiply_codes(kernels, RowRange{0, m}, dot, lanes, transposed);
+  const int64_t groups = ceil_divide(m, kMaxPairsM);
+  for (int64_t i = 0; i < groups; ++i) {
+    const RowRange group{m * i / groups, m * (i + 1) / groups};
+    if (!pairs(group)) multiply_codes(kernels, group, dot, lanes, transposed);
   }
   return true;
 }
@@ -107,7 +124,8 @@ void matmul_vector(const MatmulSet &set, const MatmulProblem &problem,
           kernels, problem.m,
           [&](RowRange m) { matmul_dot(kernels, problem, bf16_codebook, n, m); },
           [&] { matmul_lanes(kernels, problem, bf16_codebook, n); },
-          [&](RowRange m) { matmul_transposed(kernels, problem, bf16_codebook, n, m); });
+          [&](RowRange m) { matmul_transposed(kernels, problem, bf16_codebook, n, m); },
+          [&](RowRange m) { return matmul_pairs(kernels, problem, bf16_codebook, n, m); });
   if (!done) matmul_panel(set.dequant, kernels, problem, n);
 }
 
@@ -126,7 +144,8 @@ void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, 
       multiply_codes(
           kernels, problem.m, [&](RowRange m) { matmul_dot(set.dequant, kernels, problem, n, m); },
           [&] { matmul_lanes(set.dequant, kernels, problem, n); },
-          [&](RowRange m) { matmul_transposed(set.dequant, kernels, problem, n, m); }))
+          [&](RowRange m) { matmul_transposed(set.dequant, kernels, problem, n, m); },
+          [&](RowRange m) { return matmul_pairs(set.dequant, kernels, problem, n, m); }))
     return;
   if (!in_rows && weight.group_size % kInt4PerWord == 0 &&
       (problem.m <= kernels.max_columns_m || !for_panel))

@@ -1,5 +1,5 @@
-// The ways to multiply (dot, lanes, transposed, columns, sorted and scattered columns, panel), and
-// their shared code.
+// The ways to multiply (dot, lanes, transposed, pairs, columns, sorted and scattered columns,
+// panel), and their shared code.
 #pragma once
 
 #include "core/formats.hpp"
@@ -29,6 +29,14 @@ void matmul_transposed(const MatmulKernels &kernels, const MatmulProblem &proble
 // The rows of x that transposed multiplies at once.
 constexpr int64_t kSliceM = 16;
 
+// The same in integers, with a lane for each row of the weight, for up to kMaxPairsM rows of x in
+// bf16. Returns false, and stores nothing, if integers do not suit the codebook or these rows of x.
+bool matmul_pairs(const MatmulKernels &kernels, const MatmulProblem &problem,
+                  const RoundedCodebook &bf16_codebook, RowRange n, RowRange m);
+
+// The rows of x that pairs multiplies at once.
+constexpr int64_t kMaxPairsM = 64;
+
 // For integer weights whose codes lie along the columns, in groups of whole steps.
 void matmul_dot(const DequantKernels &dequant, const MatmulKernels &kernels,
                 const Int4MatmulProblem &problem, RowRange n, RowRange m);
@@ -36,6 +44,8 @@ void matmul_lanes(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const Int4MatmulProblem &problem, RowRange n);
 void matmul_transposed(const DequantKernels &dequant, const MatmulKernels &kernels,
                        const Int4MatmulProblem &problem, RowRange n, RowRange m);
+bool matmul_pairs(const DequantKernels &dequant, const MatmulKernels &kernels,
+                  const Int4MatmulProblem &problem, RowRange n, RowRange m);
 
 // For integer weights in words of GPTQ or AWQ, in groups of whole words.
 void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
