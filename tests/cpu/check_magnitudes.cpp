@@ -114,6 +114,24 @@ TEST_CASE("rows of x with numbers of any magnitudes are multiplied with integers
       }
 }
 
+TEST_CASE("rows of x with numbers of any magnitudes are multiplied with words of integers",
+          "[matmul][accuracy]") {
+  constexpr Int4Shape kWordShapes[] = {{40, 352, 32}, {136, 320, 64}, {72, 72, 72}, {16, 384, 128}};
+  uint64_t stream = 0x4b000000;
+  for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ})
+    for (const Int4Shape &shape : kWordShapes)
+      for (const Numbers numbers : kAll) {
+        if (has_zeros(numbers)) continue;
+        Rng rng(++stream);
+        const Int4Class kind{layout, NF4_DTYPE_BF16, rng.one_in(2), 0};
+        const int64_t m = rng.pick({5, 7, 21, 70});
+        const Int4MatmulCase test =
+            random_int4_matmul_case(rng, kind, shape, NF4_DTYPE_BF16, m, XKind::kOrdinary, true);
+        INFO(describe(test, stream));
+        check_numbers<Int4Codes>(test, rng, numbers);
+      }
+}
+
 TEST_CASE("a sum is finite if it is with the codebook's own entries", "[matmul][accuracy]") {
   struct Magnitudes {
     float codebook, x, absmax;

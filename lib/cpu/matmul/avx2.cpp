@@ -270,7 +270,11 @@ constexpr DotKernels with_split() {
   DotKernels kernels = kDot<Bf16Rows, kHighFirst>;
   kernels.split_x = split_x<Bf16Rows, kHighFirst>;
   kernels.dot_split = dot_split<Bf16Rows, false>;
-  if (!kHighFirst) kernels.dot_split_zeros = dot_split<Bf16Rows, true>;
+  if (!kHighFirst) {
+    kernels.dot_split_zeros = dot_split<Bf16Rows, true>;
+    kernels.decode_gptq_pairs = decode_gptq_pairs;
+    kernels.decode_awq_pairs = decode_awq_pairs;
+  }
   kernels.split_pairs = split_pairs;
   kernels.decode_pairs = decode_pairs<Bf16Rows, kHighFirst>;
   kernels.multiply_pairs = multiply_pairs;

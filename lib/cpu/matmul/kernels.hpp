@@ -60,10 +60,25 @@ struct SplitCodebook {
   int largest;          // the magnitude of the largest entry
 };
 
-// Pairs of columns of a row of x as integers. A unit has 64 columns, and a scale; each 8 columns
-// are in the order 0, 2, 4, 6, 1, 3, 5, 7. What the integers do not hold of a number is its rest.
+// Pairs of columns of a row of x as integers. A unit has 64 columns, and a scale. Each 8 columns
+// are in the order in which a kernel decodes them. What the integers do not hold of a number is its
+// rest.
 constexpr int64_t kPairUnit = 64;
 constexpr int64_t kUnitPairs = kPairUnit / 2;
+struct PairOrder {
+  uint8_t columns[8];
+  uint8_t places[8];  // of the columns
+
+  constexpr PairOrder(const uint8_t (&order)[8]) : columns(), places() {
+    for (uint8_t i = 0; i < 8; ++i) {
+      columns[i] = order[i];
+      places[order[i]] = i;
+    }
+  }
+};
+constexpr PairOrder kRowPairs{{0, 2, 4, 6, 1, 3, 5, 7}};   // rows of codes: bytes side by side
+constexpr PairOrder kGptqPairs{{0, 4, 1, 5, 2, 6, 3, 7}};  // the halves of a word
+constexpr PairOrder kAwqPairs{{0, 1, 2, 3, 4, 5, 6, 7}};   // words of neighbouring columns
 struct PairRest {
   float x;        // times the unit of the entries
   int16_t place;  // of the column in the order of pairs, from the first column on
@@ -71,8 +86,9 @@ struct PairRest {
 };
 struct SplitPairsArgs {
   const uint16_t *x;  // 64 numbers of bf16
-  int most;           // the most that the magnitudes of the integers may add up to, at least 2^19
-  float unit;         // of the entries
+  const PairOrder &order;
+  int most;    // the most that the magnitudes of the integers may add up to, at least 2^19
+  float unit;  // of the entries
   int16_t *out;
   float *scale;     // times the unit
   PairRest *rests;  // room for 64
@@ -92,6 +108,19 @@ struct DecodePairsArgs {
   int scales_per_unit;
   int16_t *out;  // [pair][kPairLanes][2]
 };
+// The same for words of GPTQ or AWQ, in tiles of kPairLanes rows. A tile of AWQ has two nibbles of
+// each of 8 words.
+constexpr int64_t kWordTiles = 4;
+struct DecodeWordPairsArgs {
+  const uint32_t *words;
+  int64_t stride;  // from one row of words to the next
+  int64_t rows;    // at most kWordTiles * kPairLanes; other lanes get no code
+  int64_t cols;    // a multiple of 8, at most `units` units
+  int units;
+  const float *zeros;  // the integers that are added to codes, [tile][scale][kPairLanes]
+  int scales_per_unit;
+  int16_t *out;  // [tile][pair][kPairLanes][2]
+};
 struct PairsArgs {
   const int16_t *codes;  // made by decode_pairs
   const float *scales;   // [scale][kPairLanes]
@@ -105,7 +134,7 @@ struct PairsArgs {
   int first_place;
   float *sums;  // [m][sums_stride]
   int64_t sums_stride;
-  // Packed codes of the next rows or columns, of the same number.
+  // Packed codes of the next rows or columns, of the same number; or NULL.
   const uint8_t *next;
   int64_t row_bytes;
 };
@@ -258,6 +287,8 @@ struct DotKernels {
   // Splits a unit of x in bf16, and returns the number of rests; -1 if fp32 does not hold one.
   int (*split_pairs)(const SplitPairsArgs &args) = nullptr;
   void (*decode_pairs)(const DecodePairsArgs &args) = nullptr;
+  void (*decode_gptq_pairs)(const DecodeWordPairsArgs &args) = nullptr;
+  void (*decode_awq_pairs)(const DecodeWordPairsArgs &args) = nullptr;
   // NULL if this set has no products of pairs.
   void (*multiply_pairs)(const PairsArgs &args) = nullptr;
 };

@@ -16,6 +16,8 @@ namespace nf4::cpu {
 namespace {
 
 constexpr int64_t kMaxStepBytes = 128 * sizeof(float);
+// With fewer rows of x, decoding to integers takes longer than fp32 saves.
+constexpr int64_t kMinPairsM = 5;
 
 // Tells whether zero times the number is zero: neither padding nor bf16 can turn such a number into
 // one for which it is not.
@@ -48,18 +50,36 @@ bool multiply_codes(const MatmulKernels &kernels, RowRange m, const Dot &dot, co
   return true;
 }
 
-// The same, or pairs where the kernels have them. `pairs` returns false for rows of x that do not
-// suit it.
+// multiply_codes, or pairs where the kernels have them. `pairs` returns false for rows of x that do
+// not suit it.
 template <class Dot, class Lanes, class Transposed, class Pairs>
 bool multiply_codes(const MatmulKernels &kernels, int64_t m, const Dot &dot, const Lanes &lanes,
                     const Transposed &transposed, const Pairs &pairs) {
-  constexpr int64_t kMinPairsM = 5;
   if (kernels.int4_dot.multiply_pairs == nullptr || m < kMinPairsM)
     return multiply_codes(kernels, RowRange{0, m}, dot, lanes, transposed);
   const int64_t groups = ceil_divide(m, kMaxPairsM);
   for (int64_t i = 0; i < groups; ++i) {
     const RowRange group{m * i / groups, m * (i + 1) / groups};
     if (!pairs(group)) multiply_codes(kernels, group, dot, lanes, transposed);
+  }
+  return true;
+}
+
+bool suits_word_pairs(const MatmulKernels &kernels, const Int4MatmulProblem &problem) {
+  const Int4Weight &weight = problem.weight;
+  return kernels.int4_dot.multiply_pairs != nullptr && problem.m >= kMinPairsM &&
+         weight.g_idx == nullptr && weight.cols % kInt4PerWord == 0 &&
+         (weight.groups == 1 || weight.group_size % kMinBlocksize == 0);
+}
+
+// Multiplies words by pairs, some rows of x at a time, and tells whether all rows of x suit it.
+bool multiply_word_pairs(const MatmulSet &set, const MatmulKernels &kernels,
+                         const Int4MatmulProblem &problem, RowRange n) {
+  if (!suits_word_pairs(kernels, problem)) return false;
+  const int64_t groups = ceil_divide(problem.m, kMaxPairsM);
+  for (int64_t i = 0; i < groups; ++i) {
+    const RowRange group{problem.m * i / groups, problem.m * (i + 1) / groups};
+    if (!matmul_word_pairs(set.dequant, kernels, problem, n, group)) return false;
   }
   return true;
 }
@@ -147,6 +167,7 @@ void int4_matmul_vector(const MatmulSet &set, const Int4MatmulProblem &problem, 
           [&](RowRange m) { matmul_transposed(set.dequant, kernels, problem, n, m); },
           [&](RowRange m) { return matmul_pairs(set.dequant, kernels, problem, n, m); }))
     return;
+  if (!in_rows && multiply_word_pairs(set, kernels, problem, n)) return;
   if (!in_rows && weight.group_size % kInt4PerWord == 0 &&
       (problem.m <= kernels.max_columns_m || !for_panel))
     return matmul_columns(set.dequant, kernels, problem, n);

@@ -5,28 +5,17 @@
 // multiplied with all rows of x (pair_loops.hpp). docs/design/cpu.md has the rates.
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
-#include "cpu/matmul/code_rows.hpp"
-#include "cpu/matmul/parts.hpp"
+#include "cpu/matmul/pairs_of_x.hpp"
 
 namespace nf4::cpu {
 namespace {
 
-// The numbers of x that are split at once, and the sums.
-constexpr int64_t kMaxSplit = 16384;
-constexpr int64_t kMaxColumns = 1024;
-constexpr int64_t kSums = 16384;
+constexpr int64_t kSums = 12288;
 // The columns that are decoded at once.
 constexpr int64_t kColumns = 256;
-static_assert(kMaxSplit / kMaxPairsM >= kColumns, "all rows of x have room");
-constexpr int64_t kMaxScales = kMaxColumns / kMinBlocksize + 2;
-// With more rests than one for so many numbers, and these, fp32 is faster.
-constexpr int64_t kNumbersOfRest = 24, kFewRests = 64;
-constexpr int64_t kMaxRests = 2048;
-// The largest integer that is added to entries as a zero, and the largest entry with it, for which
-// the sum of some magnitudes of x has the room that split_pairs needs.
-constexpr int kMostZero = 8, kMostEntry = 4095;
+// The largest integer that is added to entries as a zero.
+constexpr int kMostZero = 8;
 
 template <class Rows, class Problem>
 class PairMultiplier {
@@ -37,17 +26,17 @@ class PairMultiplier {
         problem_(problem),
         rows_(rows),
         cols_(problem.weight.cols),
-        prepare_(kernels, dot_, problem),
         codebook_(split_codebook(static_cast<const uint16_t *>(rows.codebook()))),
         most_entry_(codebook_.largest + (rows.has_zeros() ? kMostZero : 0)),
-        per_scale_(elements_per_scale(rows, cols_, kPairUnit)) {}
+        per_scale_(elements_per_scale(rows, cols_, kPairUnit)),
+        x_(kernels, dot_, problem, kRowPairs) {}
 
   // Returns false, and has stored nothing, if integers do not suit the codebook or these rows of x.
   bool operator()(RowRange n, RowRange m) {
-    if (codebook_.unit == 0 || most_entry_ > kMostEntry) return false;
+    if (codebook_.unit == 0 || most_entry_ > kMostPairEntry) return false;
     m_ = m;
     count_m_ = m.end - m.begin;
-    columns_ = std::min(kMaxColumns, kMaxSplit / count_m_ / kColumns * kColumns);
+    columns_ = std::min(X::kMaxColumns, X::kMaxNumbers / count_m_ / kColumns * kColumns);
     block_n_ = std::min(kSums / count_m_ / kPairLanes, ceil_divide(n.end - n.begin, kPairLanes)) *
                kPairLanes;
     for (int64_t i = n.begin; i < n.end; i += block_n_)
@@ -60,7 +49,7 @@ class PairMultiplier {
     std::fill_n(sums_, count_m_ * block_n_, 0.0f);
     for (int64_t k = 0; k < cols_; k += columns_) {
       const int64_t elements = std::min(columns_, cols_ - k);
-      if (!split(k, elements)) return false;
+      if (!x_.split(m_, k, elements, codebook_.unit, most_entry_)) return false;
       for (int64_t i = n.begin; i < n.end; i += kPairLanes)
         add_products({i, std::min(n.end, i + kPairLanes)}, n, k, elements);
     }
@@ -69,40 +58,6 @@ class PairMultiplier {
     add_adapter(kernels_, problem_, done);
     store_sums(problem_, done);
     return true;
-  }
-
-  // Splits some columns of all rows of x, and tells whether integers suit them. Does nothing if
-  // that was already done for the previous block of rows.
-  bool split(int64_t k, int64_t elements) {
-    if (split_k_ == k) return true;
-    split_k_ = k;
-    const int64_t units = ceil_divide(elements, kPairUnit);
-    rest_count_ = 0;
-    for (int64_t unit = 0; unit < units; ++unit) {
-      const int64_t first = unit * kPairUnit, count = std::min(kPairUnit, elements - first);
-      for (int64_t m = 0; m < count_m_; ++m) {
-        alignas(64) char padded[kPairUnit * sizeof(uint16_t)];
-        const int64_t at = unit * count_m_ + m;
-        const int rests =
-            dot_.split_pairs({unit_of_x(m_.begin + m, k + first, count, padded),
-                              std::numeric_limits<int32_t>::max() / most_entry_, codebook_.unit,
-                              x_ + at * kPairUnit, x_scales_ + at, rests_ + rest_count_,
-                              static_cast<int16_t>(m), static_cast<int16_t>(first)});
-        rest_count_ += rests;
-        if (rests < 0 || rest_count_ > kMaxRests - kPairUnit) return false;
-      }
-      rest_end_[unit] = rest_count_;
-      if (rest_count_ > kFewRests + (first + kPairUnit) * count_m_ / kNumbersOfRest) return false;
-    }
-    return true;
-  }
-
-  // A unit of a row of x, in place or padded with zeros.
-  const uint16_t *unit_of_x(int64_t m, int64_t k, int64_t count, char *padded) const {
-    if (count == kPairUnit)
-      return reinterpret_cast<const uint16_t *>(part_of_x(problem_, m, k, count, padded));
-    prepare_.copy(m, k, count, padded);
-    return reinterpret_cast<const uint16_t *>(padded);
   }
 
   // Adds the products of rows n of a block.
@@ -114,14 +69,15 @@ class PairMultiplier {
     for (int64_t i = 0; i < elements; i += kColumns) {
       const int64_t count = std::min(kColumns, elements - i);
       decode(n, k + i, count, i / per_scale_);
-      const int64_t unit = i / kPairUnit, end = ceil_divide(i + count, kPairUnit);
-      const int64_t first_rest = unit == 0 ? 0 : rest_end_[unit - 1];
-      dot_.multiply_pairs({codes_, scales_ + i / per_scale_ * kPairLanes, scales_per_unit(),
-                           static_cast<int>(end - unit), x_ + unit * count_m_ * kPairUnit,
-                           x_scales_ + unit * count_m_, static_cast<int>(count_m_),
-                           rests_ + first_rest, static_cast<int>(rest_end_[end - 1] - first_rest),
-                           static_cast<int>(unit * kPairUnit), sums_ + (n.begin - block.begin),
-                           block_n_, next + i / 2, rows_.row_bytes()});
+      PairsArgs args = x_.args_of(i / kPairUnit, ceil_divide(count, kPairUnit));
+      args.codes = codes_;
+      args.scales = scales_ + i / per_scale_ * kPairLanes;
+      args.scales_per_unit = scales_per_unit();
+      args.sums = sums_ + (n.begin - block.begin);
+      args.sums_stride = block_n_;
+      args.next = next + i / 2;
+      args.row_bytes = rows_.row_bytes();
+      dot_.multiply_pairs(args);
     }
   }
 
@@ -165,15 +121,15 @@ class PairMultiplier {
                        codes_});
   }
 
-  static constexpr int64_t kRowScales = kMaxScales + kScalePadding;
-  static constexpr int64_t kMaxUnits = kMaxSplit / kPairUnit;
+  using X = PairsOfX<Problem>;
+  static_assert(X::kMaxNumbers / kMaxPairsM >= kColumns, "all rows of x have room");
+  static constexpr int64_t kRowScales = X::kMaxColumns / kMinBlocksize + 2 * kScalePadding;
 
   const MatmulKernels &kernels_;
   const DotKernels &dot_;
   const Problem &problem_;
   const Rows rows_;
   const int64_t cols_;
-  const UnitsOfX<Problem> prepare_;
   const SplitCodebook codebook_;
   const int most_entry_;
   const int64_t per_scale_;  // in elements: 32 or 64
@@ -181,16 +137,11 @@ class PairMultiplier {
   int64_t count_m_ = 0;
   int64_t columns_ = 0;
   int64_t block_n_ = 0;
-  int64_t split_k_ = -1;
-  int64_t rest_count_ = 0;
-  int64_t rest_end_[kMaxColumns / kPairUnit];
-  float x_scales_[kMaxUnits];
+  X x_;
   float row_scales_[kPairLanes * kRowScales] = {};
   float row_zeros_[kPairLanes * kRowScales] = {};
   alignas(64) float scales_[kRowScales * kPairLanes];
   alignas(64) float zeros_[kRowScales * kPairLanes];
-  PairRest rests_[kMaxRests];
-  alignas(64) int16_t x_[kMaxSplit];                  // [unit][m][kPairUnit]
   alignas(64) int16_t codes_[kColumns * kPairLanes];  // [pair][kPairLanes][2]
   alignas(64) float sums_[kSums];                     // [m][block_n_]
 };

@@ -47,6 +47,10 @@ void matmul_transposed(const DequantKernels &dequant, const MatmulKernels &kerne
 bool matmul_pairs(const DequantKernels &dequant, const MatmulKernels &kernels,
                   const Int4MatmulProblem &problem, RowRange n, RowRange m);
 
+// For integer weights in words of GPTQ or AWQ, in groups of whole multiples of 32 columns, or one.
+bool matmul_word_pairs(const DequantKernels &dequant, const MatmulKernels &kernels,
+                       const Int4MatmulProblem &problem, RowRange n, RowRange m);
+
 // For integer weights in words of GPTQ or AWQ, in groups of whole words.
 void matmul_columns(const DequantKernels &dequant, const MatmulKernels &kernels,
                     const Int4MatmulProblem &problem, RowRange n);
