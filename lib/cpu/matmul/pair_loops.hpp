@@ -84,11 +84,6 @@ void decode_pairs(const DecodePairsArgs &args) {
   decode_pair_rows<T, kHighFirst, true>(args);
 }
 
-// The first `lanes` words; the other lanes are zero.
-inline __m256i load_word_lanes(const uint32_t *words, int64_t lanes) {
-  return Int4Lanes::load_words(words, lanes);
-}
-
 // Decodes a vector of words, whose halves are pairs, to four vectors, `step` apart.
 inline void decode_halves(__m256i words, __m256i zero, int16_t *out, int64_t step) {
   const __m256i nibbles = _mm256_set1_epi32(0x000f000f);
@@ -114,7 +109,7 @@ inline void decode_gptq_pairs(const DecodeWordPairsArgs &args) {
       for (int64_t i = k; i < end && i < args.cols;
            i += 8, words += args.stride, out += 4 * kPair) {
         __builtin_prefetch((const char *)words + kPairBytesAhead, 0, 3);
-        decode_halves(load_word_lanes(words, args.rows - n), zero, out, kPair);
+        decode_halves(Int4Lanes::load_words(words, args.rows - n), zero, out, kPair);
       }
     }
   }
@@ -137,8 +132,8 @@ inline void decode_awq_pairs(const DecodeWordPairsArgs &args) {
          k += 2, words += 2 * args.stride, out += kPair) {
       __builtin_prefetch((const char *)words + kPairBytesAhead / 2, 0, 3);
       __builtin_prefetch((const char *)(words + args.stride) + kPairBytesAhead / 2, 0, 3);
-      const __m256i a = load_word_lanes(words, args.rows / 8);
-      const __m256i b = load_word_lanes(words + args.stride, args.rows / 8);
+      const __m256i a = Int4Lanes::load_words(words, args.rows / 8);
+      const __m256i b = Int4Lanes::load_words(words + args.stride, args.rows / 8);
       const __m256i low = _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa);
       const __m256i high = _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa);
       const __m256i nibbles = _mm256_set1_epi32(0x000f000f);
