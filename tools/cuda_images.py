@@ -7,7 +7,8 @@ It reads each image of the fat binaries: cubins by the ABI version of their ELF 
 its version, and how they are compressed. It prints a line for each kind of image, with its number,
 its bytes in the library and the first CUDA driver that loads it. With --driver, an image that a
 driver of this CUDA version does not load is an error, unless the driver is older than the image's
-architecture. Exit status: 0 if there is none, 1 otherwise, 2 for a file without GPU code.
+architecture, or than any GPU that needs the image: PTX is compiled for GPUs without a cubin. Exit
+status: 0 if there is none, 1 otherwise, 2 for a file without GPU code.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ _OF_PTX = {
 }
 _OF_ARCH = {100: (12, 8), 101: (12, 8), 103: (12, 9), 110: (13, 0), 120: (12, 8), 121: (12, 9)}
 _OF_COMPRESSION = {"none": _OLDEST, "LZ4": _OLDEST, "zstd": (12, 4)}
+# GPUs that drivers before zstd know need a cubin of one of these; that of 8.6 serves 8.7 and 8.9.
+_BEFORE_ZSTD = (75, 80, 86, 90)
 # The driver branch of each (CUDA Toolkit, release notes, "CUDA Driver").
 BRANCHES = {
     (12, 0): 525, (12, 1): 530, (12, 2): 535, (12, 3): 545, (12, 4): 550, (12, 5): 555,
@@ -137,12 +140,19 @@ def report(found: list[Image]) -> list[str]:
 
 
 def too_new(found: list[Image], driver: Version) -> list[str]:
-    """Lists the kinds of images that a driver does not load though it knows their architecture."""
+    """Lists the kinds of images that a driver does not load though a GPU that it knows needs
+    them."""
+    cubins = {each.arch for each in found if not each.ptx}
+
+    def unneeded(image: Image) -> bool:
+        later = {arch for arch in _BEFORE_ZSTD if arch >= image.arch}
+        return image.ptx and image.compression == "zstd" and later <= cubins
+
     return sorted(
         {
             f"{each.name}: {each.form}, {each.compression}: needs {text(each.driver)}"
             for each in found
-            if each.driver > max(driver, each.arch_driver)
+            if each.driver > max(driver, each.arch_driver) and not unneeded(each)
         }
     )
 

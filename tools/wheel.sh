@@ -40,6 +40,8 @@ wheel() {
   install_lists 'the build tools' requires
   install 'the packaging tools' "${PACKAGING_PACKAGES[@]}"
   if [ "$cuda" = 1 ]; then
+    # Both lists of GPUs have a cubin for each whose drivers do not unpack zstd (nf4_fatbin.py).
+    [ "$driver" != 12 ] || local -x NF4_PTX_ZSTD=1
     if [ "$driver" = 12 ] && [ ${#host[@]} = 0 ]; then
       config+=("-Dgpu_archs=$ARCHS_12")
     elif [ "$driver" = 12 ]; then

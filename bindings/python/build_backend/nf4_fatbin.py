@@ -8,12 +8,14 @@ composed toolkit (nf4_toolkit.py) do beside the programs that they run.
 
 Drivers before CUDA 12.4 unpack LZ4 only, whose matches reach back 64 KiB. LZ4 HC finds more of them
 if a file has kernels beside each other that resemble each other. The GPUs from compute capability
-10.0 on have later drivers, which unpack zstd. The design page (docs/design/cuda-drivers.md) has the
-sizes.
+10.0 on have later drivers, which unpack zstd. So have all that compile the PTX of a library with
+cubins for every earlier GPU, which NF4_PTX_ZSTD=1 in the environment promises. The design page
+(docs/design/cuda-drivers.md) has the sizes.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import subprocess
@@ -86,15 +88,15 @@ def _pack_image(image: Image, header: bytes, data: bytes) -> bytes:
     return IMAGE.pack(*image) + header[IMAGE.size :] + padded
 
 
-def pack(data: bytes, zstd: bytes) -> bytes:
+def pack(data: bytes, zstd: bytes, ptx_zstd: bool = False) -> bytes:
     """Returns a fat binary with its images compressed by LZ4. Those that are compressed, or that
     LZ4 does not make smaller, are as before. zstd: the same images in zstd; cubins of later GPUs
-    are those."""
+    are those, and so is PTX with ptx_zstd."""
     magic, _ = HEADER.unpack_from(data)
     packed = b""
     both = zip(images(data, 0), images(zstd, 0), strict=True)
     for (image, at), (other, other_at) in both:
-        if image.kind == CUBIN and image.arch >= _ZSTD_ARCH:
+        if ptx_zstd if image.kind == PTX else image.arch >= _ZSTD_ARCH:
             packed += zstd[other_at : other_at + other.header + other.size]
         else:
             begin = at + image.header
@@ -213,13 +215,15 @@ def fatbinary(program: str, *arguments: str) -> None:
         return
     given = {argument.partition("=")[0]: argument.partition("=")[2] for argument in arguments}
     written = given.get("--embedded-fatbin")
-    zstd = any(re.match(r"--image3=kind=elf,sm=1\d\d", argument) for argument in arguments)
+    ptx_zstd = os.environ.get("NF4_PTX_ZSTD") == "1"
+    wanted = r"--image3=kind=elf,sm=1\d\d" + (r"|--image3=kind=ptx," if ptx_zstd else "")
+    zstd = any(re.match(wanted, argument) for argument in arguments)
     sources = []
     for mode in ("size", "none") if zstd else ("none",):
         subprocess.run([program, f"--compress-mode={mode}", *arguments], check=True)
         sources += [Path(written).read_text()] if written else []
     if written:
-        packed = pack(binary_of(sources[-1]), binary_of(sources[0]))
+        packed = pack(binary_of(sources[-1]), binary_of(sources[0]), ptx_zstd)
         Path(written).write_text(with_binary(sources[-1], packed))
 
 

@@ -132,6 +132,17 @@ def test_cubins_whose_drivers_unpack_zstd():
         nf4_fatbin.pack(fat_binary(*made), fat_binary(*made[:3]))
 
 
+def test_ptx_in_zstd_needs_a_cubin_for_each_gpu_of_earlier_drivers():
+    ptx, zstd = image(1, (8, 0), 80, 0, bytes(1000)), image(1, (8, 0), 80, ZSTD, b"zstd")
+    cubins = [image(2, (7, 1), arch, 0, CODE[:4096]) for arch in (80, 86, 90)]
+    library = nf4_fatbin.pack(fat_binary(ptx, *cubins), fat_binary(zstd, *cubins), ptx_zstd=True)
+    found = list(cuda_images.images(library))
+    assert [each.compression for each in found] == ["zstd", "LZ4", "LZ4", "LZ4"]
+    assert cuda_images.too_new(found, (12, 0)) == []
+    needed = cuda_images.too_new(found[:-1], (12, 0))  # a GPU of 9.0 would compile the PTX
+    assert needed == ["compute_80: PTX 8.0, zstd: needs CUDA 12.4 (550)"]
+
+
 def source_of(data, words=None):
     """As fatbinary of CUDA 13.0 writes it."""
     quads = [f"0x{data[at : at + 8][::-1].hex()}" for at in range(0, len(data), 8)]
@@ -214,7 +225,7 @@ def run_fatbinary(folder, *arguments, **sources):
     )
 
 
-def test_the_wrapper_of_fatbinary(tmp_path):
+def test_the_wrapper_of_fatbinary(tmp_path, monkeypatch):
     ptx, cubin, written = (tmp_path / f"a kernel.{end}" for end in ("ptx", "cubin", "fatbin.c"))
     ptx.write_text(HEAD)
     cubin.write_text(HEAD)
@@ -234,6 +245,12 @@ def test_the_wrapper_of_fatbinary(tmp_path):
     done = run_fatbinary(tmp_path, *arguments, none=source_of(fat_binary(image(1, (8, 0), 80))))
     assert done.stdout.splitlines() == [modes[1], *arguments]
     assert written.read_text() == source_of(library)
+    monkeypatch.setenv("NF4_PTX_ZSTD", "1")
+    zstd = source_of(fat_binary(image(1, (8, 0), 80, ZSTD, b"zstd")))
+    none = source_of(fat_binary(image(1, (8, 0), 80)))
+    done = run_fatbinary(tmp_path, *arguments, size=zstd, none=none)
+    assert done.stdout.splitlines() == [modes[0], *arguments, modes[1], *arguments]
+    assert written.read_text() == zstd
 
 
 def test_another_compression_that_is_asked_for(tmp_path):
