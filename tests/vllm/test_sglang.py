@@ -3,21 +3,18 @@ those of vLLM do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import models
+import nf4.torch
 import pytest
 import torch
+from conftest import Engines
+from models import Made, require_same
 from nf4.sglang import config as nf4_config
 from nf4.sglang.config import NF4Config
 from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
-from test_serving import require_same
 
-Engines = Callable[..., list[dict[str, Any]]]
 CASES = [
     ("llama_plain", {}),
     ("qwen3", {"nested": False, "skip": ("*.k_proj", "*.up_proj")}),
@@ -25,23 +22,18 @@ CASES = [
 ]
 
 
-def test_checkpoints(sglang_engines: Engines, tmp_path: Path) -> None:
-    made = []
-    for name, options in CASES:
-        dense = models.dense(tmp_path / name, name)
-        made.append(models.quantized(dense, tmp_path / f"{name}-nf4", **options))
-    said = sglang_engines(*({"model_path": str(each), "quantization": "nf4"} for each in made))
-    for checkpoint, each in zip(made, said, strict=True):
-        require_same(each, models.reference(checkpoint, tmp_path / f"{checkpoint.name}-dense"))
+def test_checkpoints(sglang_engines: Engines, made: Made) -> None:
+    checkpoints = [made.checkpoint(name, **options) for name, options in CASES]
+    said = sglang_engines(*({"model_path": str(e), "quantization": "nf4"} for e in checkpoints))
+    for checkpoint, each in zip(checkpoints, said, strict=True):
+        require_same(each, made.reference(checkpoint))
 
 
 def test_a_dense_checkpoint_is_quantized_while_it_loads(
-    sglang_engines: Engines, tmp_path: Path
+    sglang_engines: Engines, made: Made
 ) -> None:
-    dense = models.dense(tmp_path / "qwen3", "qwen3")
-    (said,) = sglang_engines({"model_path": str(dense), "quantization": "nf4"})
-    checkpoint = models.quantized(dense, tmp_path / "nf4")
-    require_same(said, models.reference(checkpoint, tmp_path / "nf4-dense"))
+    (said,) = sglang_engines({"model_path": str(made.dense("qwen3")), "quantization": "nf4"})
+    require_same(said, made.reference(made.checkpoint("qwen3")))
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "nf4"])
@@ -68,6 +60,20 @@ def test_experts_are_refused() -> None:
     assert NF4Config().get_quant_method(torch.nn.Embedding(2, 2), "model.embed_tokens") is None
     method = NF4Config().get_quant_method(LinearBase(64, 64), "model.q_proj")
     assert isinstance(method, nf4_config.NF4LinearMethod)
+
+
+def test_weights_are_not_loaded_a_second_time() -> None:
+    layer = torch.nn.Module()
+    layer.prefix, layer.nf4_sizes, layer.nf4_arrivals = "layer", (32, 64, 64), {}
+    layer.nf4_placeholders = []
+    layer.nf4_placed = [(0, nf4.torch.quantize(torch.ones(32, 64), nested_blocksize=0))]
+    layer.bias = torch.nn.Parameter(torch.ones(32))
+    NF4Config().get_quant_method(LinearBase(64, 64), "").process_weights_after_loading(layer)
+    assert not hasattr(layer.bias, "weight_loader")
+    for name in ("weight", "weight_absmax"):
+        param = layer.get_parameter(name)
+        with pytest.raises(ValueError, match="does not load weights a second time in SGLang"):
+            param.weight_loader(param, torch.zeros_like(param))
 
 
 def test_parts_get_the_names_of_placeholders() -> None:

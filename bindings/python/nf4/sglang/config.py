@@ -29,6 +29,17 @@ MODELS = ("llama", "qwen3", "phi3")
 class NF4LinearMethod(LinearMethod, LinearMethodBase):
     """SGLang's view of LinearMethod."""
 
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        super().process_weights_after_loading(layer)
+        for name, param in layer.named_parameters(recurse=False):
+            if name != "bias":
+                param.weight_loader = _refuse
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    """Takes the place of SGLang's loader, which would copy codes of scales to fp32 scales."""
+    raise ValueError("libnf4 does not load weights a second time in SGLang")
+
 
 class NF4Config(QuantizationConfig):
     """How linear layers get their weights. fields: of config.json, for a checkpoint in 4 bits,
