@@ -4,10 +4,12 @@
     drop-in      vllm-bnb-plugin, with bitsandbytes on libnf4's kernels
     bitsandbytes vllm-bnb-plugin, with bitsandbytes' own
 
-The model has random weights. Run it in vLLM's environment, with libnf4, bitsandbytes and
-vllm-bnb-plugin installed. Turns alternate; the table has medians.
+The model has random weights. vLLM compiles it, as it does by default. Run this in vLLM's
+environment, with libnf4, bitsandbytes and vllm-bnb-plugin installed. Turns alternate; the table has
+medians. With --parts a second table has the shares of the first plugin's time.
 
-python bench/vllm_engine.py [--turns 3] [--plugins libnf4,drop-in] [--flat] [--cpu-time]
+python bench/vllm_engine.py [--turns 3] [--plugins libnf4,drop-in] [--flat] [--eager] [--cpu-time]
+                            [--parts]
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 PLUGINS = {
     "libnf4": {},
@@ -31,6 +34,12 @@ PLUGINS = {
 # Sequences, tokens of a prompt, and new tokens of each.
 WORKS = {"decode, batch 1": (1, 16, 32), "decode, batch 8": (8, 16, 16), "prefill": (1, 256, 1)}
 VOCABULARY = 32000
+# The parts of the time, by what the names of their operators contain.
+PARTS = {
+    "products of libnf4": ("nf4::",),
+    "head": ("onednn_mm",),
+    "attention": ("attention", "attn", "kv_cache", "rotary"),
+}
 
 
 def make_model(folder: Path, nested: bool) -> Path:
@@ -52,30 +61,56 @@ def make_model(folder: Path, nested: bool) -> Path:
     return folder / "nf4"
 
 
-def measure(model: str, clock: Callable[[], float]) -> dict[str, float]:
-    """Tokens a second of each work: new ones, or those of the prompt."""
-    from vllm import LLM, SamplingParams
+def measure(model: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """For each work the tokens a second, new ones or those of the prompt, and the parts' shares."""
+    from vllm import LLM
 
-    llm = LLM(model, skip_tokenizer_init=True, max_model_len=1024, enforce_eager=True, seed=0)
+    arguments = {"max_model_len": 1024, "enforce_eager": options.eager, "seed": 0}
+    llm = LLM(model, skip_tokenizer_init=True, **arguments)
     method = llm.llm_engine.model_config.quantization
     print(f"quantization: {method}", file=sys.stderr)
+    clock = time.process_time if options.cpu_time else time.perf_counter
     made = {}
     for work, (batch, length, new) in WORKS.items():
-        sampling = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
+        generate(llm, work, 0)  # warms up
         times = []
-        for turn in range(3):  # the first one warms up
-            ids = [
-                [(i * 7919 + j * 104729 + turn) % VOCABULARY for j in range(length)]
-                for i in range(batch)
-            ]
+        for turn in (1, 2):
             began = clock()
-            llm.generate([{"prompt_token_ids": each} for each in ids], sampling, use_tqdm=False)
+            generate(llm, work, turn)
             times.append(clock() - began)
-        made[work] = batch * (new if new > 1 else length) / min(times[1:])
+        made[work] = {"tokens": batch * (new if new > 1 else length) / min(times)}
+        if options.parts:
+            made[work] |= shares(lambda work=work: generate(llm, work, 3), min(times))
     return made
 
 
-def in_process(plugin: str, model: str, *options: str) -> dict[str, float]:
+def generate(llm: Any, work: str, turn: int) -> None:
+    from vllm import SamplingParams
+
+    batch, length, new = WORKS[work]
+    sampling = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
+    ids = [
+        [(i * 7919 + j * 104729 + turn) % VOCABULARY for j in range(length)] for i in range(batch)
+    ]
+    llm.generate([{"prompt_token_ids": each} for each in ids], sampling, use_tqdm=False)
+
+
+def shares(call: Callable[[], None], seconds: float) -> dict[str, float]:
+    """The shares that the parts have of `seconds`, the time of a call without the profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        call()
+    found = dict.fromkeys(PARTS, 0.0)
+    for event in profiled.key_averages():
+        for part, words in PARTS.items():
+            if any(word in event.key for word in words):
+                found[part] += event.self_cpu_time_total / 1e6 / seconds
+                break
+    return found | {"the rest": 1 - sum(found.values())}
+
+
+def in_process(plugin: str, model: str, options: list[str]) -> dict[str, dict[str, float]]:
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
     done = subprocess.run(
         [sys.executable, __file__, "--measure", model, *options],
@@ -87,33 +122,46 @@ def in_process(plugin: str, model: str, *options: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def table(found: dict[str, list[dict[str, dict[str, float]]]], names: list[str]) -> None:
+    """Prints the medians of these numbers: tokens a second of each plugin, or the shares of one."""
+    columns = [(plugin, name) for plugin in found for name in names]
+    titles = [plugin if name == "tokens" else name for plugin, name in columns]
+    print(f"| work | {' | '.join(titles)} |\n| --- |{' ---: |' * len(columns)}")
+    for work in WORKS:
+        medians = (statistics.median(e[work][n] for e in found[p]) for p, n in columns)
+        digits = 1 if names == ["tokens"] else 2
+        print(f"| {work} | {' | '.join(f'{each:.{digits}f}' for each in medians)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tokens a second in vLLM, by plugin.")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--plugins", default=",".join(PLUGINS))
     parser.add_argument("--flat", action="store_true", help="scales in fp32")
+    parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument(
         "--cpu-time", action="store_true", help="of the process, where a machine does other work"
     )
+    parser.add_argument("--parts", action="store_true", help="what the first plugin's time is")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        clock = time.process_time if arguments.cpu_time else time.perf_counter
-        print(json.dumps(measure(arguments.measure, clock)))
+        print(json.dumps(measure(arguments.measure, arguments)))
         return
-    options = ["--cpu-time"] if arguments.cpu_time else []
+    flags = {"--eager": arguments.eager, "--cpu-time": arguments.cpu_time}
+    options = [flag for flag, is_given in flags.items() if is_given]
     plugins = arguments.plugins.split(",")
-    found: dict[str, list[dict[str, float]]] = {plugin: [] for plugin in plugins}
+    found: dict[str, list[dict[str, dict[str, float]]]] = {plugin: [] for plugin in plugins}
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_model(Path(folder), nested=not arguments.flat))
         for _ in range(arguments.turns):
             for plugin in plugins:
-                found[plugin].append(in_process(plugin, model, *options))
+                parts = ["--parts"] if arguments.parts and plugin == plugins[0] else []
+                found[plugin].append(in_process(plugin, model, options + parts))
                 print(plugin, found[plugin][-1], file=sys.stderr, flush=True)
-    print(f"| tokens/s | {' | '.join(plugins)} |\n|---|{'--:|' * len(plugins)}")
-    for work in WORKS:
-        medians = (statistics.median(each[work] for each in found[plugin]) for plugin in plugins)
-        print(f"| {work} | {' | '.join(f'{each:.1f}' for each in medians)} |")
+    table(found, ["tokens"])
+    if arguments.parts:
+        table({plugins[0]: found[plugins[0]]}, [*PARTS, "the rest"])
 
 
 if __name__ == "__main__":
