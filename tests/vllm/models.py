@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,10 @@ CONFIGS = {
         **_SIZES, head_dim=32, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=128
     ),
 }
+
+
+# Other weights: the length of a name is their seed.
+CONFIGS |= {f"{name}_again": CONFIGS[name] for name in ("llama", "qwen3_moe")}
 
 
 def dense(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
@@ -130,3 +136,36 @@ def adapter(folder: Path, dense: Path, merged: Path, rank: int = 8) -> None:
         "bias": "none",
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+class Made:
+    """Checkpoints in a folder, each made once."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self.dense = functools.cache(self._dense)
+        self.checkpoint = functools.cache(self._checkpoint)
+        self.reference = functools.cache(self._reference)
+
+    def _dense(self, name: str) -> Path:
+        return dense(self._folder / name, name)
+
+    def _checkpoint(self, name: str, **options: Any) -> Path:
+        label = re.sub(r"\W+", "-", f"{name} {options} nf4")
+        return quantized(self.dense(name), self._folder / label, **options)
+
+    def _reference(self, checkpoint: Path) -> dict[str, Any]:
+        return reference(checkpoint, checkpoint.with_name(checkpoint.name + "-dense"))
+
+
+TOLERANCE = 1e-5
+
+
+def require_same(said: dict[str, Any], expected: dict[str, Any]) -> None:
+    """An engine on libnf4 says the same tokens, with the same log-probabilities."""
+    assert said.get("error") is None
+    assert said["method"] == "nf4"
+    assert said["tokens"] == expected["tokens"]
+    pairs = zip(said["logprobs"], expected["logprobs"], strict=True)
+    worst = max(abs(a - b) for left, right in pairs for a, b in zip(left, right, strict=True))
+    assert worst < TOLERANCE

@@ -1,6 +1,6 @@
 """Runs engines of SGLang on PROMPTS, one after another. Prints what each said as a line of JSON.
 
-python sglang_engine.py '{"model_path": "folder", ...}' ... takes Engine's arguments for each.
+Each line of the standard input has Engine's arguments as JSON.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ def run(**arguments: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":  # SGLang starts processes, which import this file
-    for text in sys.argv[1:]:
-        print(json.dumps(run(**json.loads(text))), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(run(**json.loads(line))), flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import models
 import nf4.torch
 import pytest
 import torch
+from conftest import Engines
 from nf4.vllm.integers import NF4IntegerKernel
 from vllm.model_executor import parameter
 from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
@@ -102,16 +102,18 @@ def test_products(layout: Any, symmetric: bool, rows: int, one_rank: None) -> No
     assert (y - exact).norm() / exact.norm() < 4e-3  # one rounding to bf16
 
 
-@pytest.mark.parametrize("layout", ["gptq", "awq", "compressed-tensors"])
-def test_engines(engines: Callable[..., list[dict[str, Any]]], layout: str, tmp_path: Path) -> None:
+def test_engines(engines: Engines, tmp_path: Path) -> None:
     """In bf16, where tokens may differ once they do: the log-probability of each prompt's first is
     near that in fp32."""
     dense = models.dense(tmp_path / "dense", "qwen3", torch.bfloat16)
-    options = {"format": "int4", "layout": layout, "group_size": 32}
-    checkpoint = models.quantized(dense, tmp_path / "int4", **options)
-    (said,) = engines({"model": str(checkpoint), "dtype": "bfloat16"})
-    assert said.get("error") is None
-    expected = models.reference(checkpoint, tmp_path / "exact")
-    for ours, theirs in zip(said["logprobs"], expected["logprobs"], strict=True):
-        assert abs(ours[0] - theirs[0]) < 0.1
-    assert [each[0] for each in said["tokens"]] == [each[0] for each in expected["tokens"]]
+    checkpoints = [
+        models.quantized(dense, tmp_path / each, format="int4", layout=each, group_size=32)
+        for each in ("gptq", "awq", "compressed-tensors")
+    ]
+    every = engines(*({"model": str(each), "dtype": "bfloat16"} for each in checkpoints))
+    for said, checkpoint in zip(every, checkpoints, strict=True):
+        assert said.get("error") is None
+        expected = models.reference(checkpoint, tmp_path / f"{checkpoint.name}-exact")
+        for ours, theirs in zip(said["logprobs"], expected["logprobs"], strict=True):
+            assert abs(ours[0] - theirs[0]) < 0.1
+        assert [each[0] for each in said["tokens"]] == [each[0] for each in expected["tokens"]]

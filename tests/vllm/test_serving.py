@@ -3,60 +3,17 @@ the same greedy tokens, with log-probabilities within 1e-5."""
 
 from __future__ import annotations
 
-import functools
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import gpt_oss_models
 import models
 import nf4.torch
-import pytest
+from conftest import Engines
+from models import Made, require_same
 from safetensors.torch import load_file, save_file
 
-TOLERANCE = 1e-5
-
-
-class Made:
-    """Checkpoints in a folder, each made once."""
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-        self.dense = functools.cache(self._dense)
-        self.checkpoint = functools.cache(self._checkpoint)
-        self.reference = functools.cache(self._reference)
-
-    def _dense(self, name: str) -> Path:
-        return models.dense(self._folder / name, name)
-
-    def _checkpoint(self, name: str, **options: Any) -> Path:
-        label = re.sub(r"\W+", "-", f"{name} {options} nf4")
-        return models.quantized(self.dense(name), self._folder / label, **options)
-
-    def _reference(self, checkpoint: Path) -> dict[str, Any]:
-        return models.reference(checkpoint, checkpoint.with_name(checkpoint.name + "-dense"))
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("models"))
-
-
-def require_same(said: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert said.get("error") is None
-    assert said["method"] == "nf4"
-    assert said["tokens"] == expected["tokens"]
-    pairs = zip(said["logprobs"], expected["logprobs"], strict=True)
-    worst = max(abs(a - b) for left, right in pairs for a, b in zip(left, right, strict=True))
-    assert worst < TOLERANCE
-
-
-Engines = Callable[..., list[dict[str, Any]]]
-PARALLEL = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two ranks on any number of cores
 CASES = [
     ("llama", {}),
     ("llama", {"nested": False}),
@@ -84,14 +41,6 @@ def test_nested_scales_become_flat(engines: Engines, made: Made) -> None:
     said = engines(*({"model": str(each), "flat": True} for each in checkpoints))
     for checkpoint, each in zip(checkpoints, said, strict=True):
         require_same(each, made.reference(checkpoint))
-
-
-def test_two_ranks(engines: Engines, made: Made) -> None:
-    checkpoints = [made.checkpoint(*each) for each in (("llama",), ("phi3",))]
-    checkpoints.append(made.checkpoint("qwen3_moe", experts=True))
-    for checkpoint in checkpoints:
-        (said,) = engines({"model": str(checkpoint)} | PARALLEL, **UNBOUND)
-        require_same(said, made.reference(checkpoint))
 
 
 def test_a_dense_checkpoint_is_quantized_while_it_loads(engines: Engines, made: Made) -> None:
@@ -138,33 +87,24 @@ def test_rows_that_vllm_reorders(engines: Engines, made: Made, tmp_path: Path) -
     assert "reorders rows of weights of models of type falcon" in refused["error"]
 
 
-def test_gpt_oss(engines: Engines, tmp_path: Path) -> None:
-    """In MXFP4. On two ranks one has 64 columns of the experts, the other 32."""
-    sizes = {"head_dim": 32, "vocab_size": 512}
-    state = gpt_oss_models.write(tmp_path / "mxfp4", **sizes)
-    dense = gpt_oss_models.dense_model(state, **sizes)
-    stored = load_file(tmp_path / "mxfp4" / "model.safetensors")
-    for tensor in (stored["lm_head.weight"], dense.lm_head.weight.data):
-        tensor *= 20  # so that logits differ clearly
-    save_file(stored, tmp_path / "mxfp4" / "model.safetensors", {"format": "pt"})
-    dense.save_pretrained(tmp_path / "dense")
-    expected = models.greedy(tmp_path / "dense")
-    one = {"model": str(tmp_path / "mxfp4"), "quantization": "nf4"}
-    options = {"format": "mxfp4", "layout": "gpt-oss"}
-    ours = models.quantized(tmp_path / "dense", tmp_path / "ours", **options)
-    *said, of_ours = engines(one, one | {"reload": True}, one | {"model": str(ours)})
-    for each in said:
-        require_same(each, expected)
-    require_same(of_ours, models.reference(ours, tmp_path / "ours-dense"))
-    (said,) = engines(one | PARALLEL, **UNBOUND)
-    require_same(said, expected)
+def test_other_weights_are_loaded(engines: Engines, made: Made) -> None:
+    cases = [("llama", {}), ("qwen3_moe", {"experts": True})]
+    checkpoints = [made.checkpoint(name, **options) for name, options in cases]
+    others = [made.checkpoint(f"{name}_again", **options) for name, options in cases]
+    pairs = list(zip(checkpoints, others, strict=True))
+    said = engines(*({"model": str(each), "reload": str(other)} for each, other in pairs))
+    for (checkpoint, other), each in zip(pairs, said, strict=True):
+        require_same(each, made.reference(other))
+        assert each["tokens"] != made.reference(checkpoint)["tokens"]
 
 
-def test_weights_are_loaded_again(engines: Engines, made: Made) -> None:
-    checkpoints = [made.checkpoint("llama"), made.checkpoint("qwen3_moe", experts=True)]
-    said = engines(*({"model": str(each), "reload": True} for each in checkpoints))
-    for checkpoint, each in zip(checkpoints, said, strict=True):
-        require_same(each, made.reference(checkpoint))
+def test_weights_in_another_format_are_not_loaded(engines: Engines, made: Made) -> None:
+    for name in ("llama", "qwen3_moe"):
+        options = {"experts": True} if name == "qwen3_moe" else {}
+        other = made.checkpoint(name, format="fp4", **options)
+        run = {"model": str(made.checkpoint(name, **options)), "reload": str(other)}
+        (said,) = engines(run)
+        assert "loaded again in another format, blocksize or shape" in said["error"]
 
 
 def test_lora(engines: Engines, made: Made, tmp_path: Path) -> None:
@@ -177,6 +117,21 @@ def test_lora(engines: Engines, made: Made, tmp_path: Path) -> None:
     expected = models.greedy(tmp_path / "merged")
     assert expected["tokens"] != made.reference(checkpoint)["tokens"]
     require_same(said, expected)
+
+
+def test_speculative_decoding(engines: Engines, made: Made) -> None:
+    """By a second model, which is in FP4, and by n-grams of the prompt."""
+    run = {"model": str(made.checkpoint("llama"))}
+    draft = {"model": str(made.checkpoint("llama", format="fp4", blocksize=128))}
+    ngrams = {"method": "ngram", "prompt_lookup_max": 2}
+    of_draft, of_ngrams = (
+        run | {"speculative_config": each | {"num_speculative_tokens": 3}}
+        for each in (draft, ngrams)
+    )
+    # After one with n-grams, which imports numba, vLLM cannot make another engine in a process.
+    for said in (*engines(of_draft), *engines.alone(of_ngrams)):
+        require_same(said, made.reference(made.checkpoint("llama")))
+        assert said["draft"] == "nf4"  # the model itself, where there is no second one
 
 
 def test_compiled(engines: Engines, made: Made) -> None:
@@ -235,5 +190,5 @@ def test_what_is_refused(engines: Engines, made: Made, tmp_path: Path) -> None:
 
 
 def test_switched_off(engines: Engines, made: Made) -> None:
-    (said,) = engines({"model": str(made.checkpoint("llama"))}, NF4_VLLM="0")
+    (said,) = engines.alone({"model": str(made.checkpoint("llama"))}, NF4_VLLM="0")
     assert "Unknown quantization method: bitsandbytes" in said["error"]
