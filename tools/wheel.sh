@@ -1,7 +1,7 @@
 # ./dev wheel and ./dev release. Read by ./dev, as install.sh is.
 # shellcheck shell=bash disable=SC2154
 
-readonly DIST=$ROOT/dist WHEEL_MOST=$((22 * 1000 * 1000))
+readonly DIST=$ROOT/dist WHEEL_MOST=$((23 * 1000 * 1000))
 
 # The version, which meson.build has; tests compare that of nf4.h and of Cargo.toml with it.
 version() { sed -n "s/^  version: '\(.*\)',\$/\1/p" meson.build; }
@@ -40,10 +40,10 @@ wheel() {
   install_lists 'the build tools' requires
   install 'the packaging tools' "${PACKAGING_PACKAGES[@]}"
   if [ "$cuda" = 1 ]; then
-    # Both lists of GPUs have a cubin for each whose drivers do not unpack zstd (nf4_fatbin.py).
-    [ "$driver" != 12 ] || local -x NF4_PTX_ZSTD=1
     if [ "$driver" = 12 ] && [ ${#host[@]} = 0 ]; then
       config+=("-Dgpu_archs=$ARCHS_12")
+      # These have a cubin for each GPU whose drivers do not unpack zstd (nf4_fatbin.py).
+      [ ${#options[@]} -gt 0 ] || local -x NF4_PTX_ZSTD=1
     elif [ "$driver" = 12 ]; then
       arm_cuda_runtime
       config+=("-Dgpu_archs=$ARM_ARCHS_12")

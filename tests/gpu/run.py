@@ -18,6 +18,7 @@ the one for racecheck, of a build with -Dcuda_args=-DNF4_RACECHECK (lib/cuda/ptx
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -31,7 +32,7 @@ import gpu_steps as steps  # noqa: E402
 import record as records  # noqa: E402
 from gpu_execution import Failure, at_once, gpus, step  # noqa: E402
 from passed import Passed  # noqa: E402
-from sources import source_hash  # noqa: E402
+from sources import JUDGING, source_hash  # noqa: E402
 
 SKIPPED_STATUS = 77
 # The figures that the bench measures, by name: that of its mode, but for the rows.
@@ -62,10 +63,18 @@ def figures(build: Path, commit: str) -> dict:
     return {name: records.stamped(name, each, commit) for name, each in found.items()}
 
 
+def environment() -> dict[str, str]:
+    """The variables that a run sees beside its own, and that may change what it does."""
+    names = [name for name in os.environ if name.startswith("NF4_") and name != "NF4_LIBRARY"]
+    forced = [name for name in ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT") if name in os.environ]
+    return {name: os.environ[name] for name in sorted(names + forced)}
+
+
 def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
     sources, root = source_hash(), arguments.build.parent
     gpus_at_hand = [device.name, device.device_count, device.driver_version]
-    kept = Passed(arguments.resume, {"sources": sources, "gpus": gpus_at_hand})
+    of = {"sources": sources, "judging": source_hash(ROOT, JUDGING), "gpus": gpus_at_hand}
+    kept = Passed(arguments.resume, of | {"environment": environment()})
     sections = steps.sections(arguments, device.device_count, folder, kept)
     skipped = {name: {"skipped": why} for name, why in arguments.skip}
     infos = {str(each): steps.family_info(each, each.library(root)) for each in steps.FAMILIES}

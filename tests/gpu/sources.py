@@ -35,8 +35,14 @@ COVERED = (
     "tests/support/random.*",
     "tests/support/values.*",
 )
-# Other files that the results of Python's tests on a GPU depend on.
-SCRIPTS = ("bindings/python/*.[ch]*", "bindings/python/**/*.py", "tests/python/**/*.py")
+# Other files that the results of Python's tests on a GPU depend on; those by which a run is judged.
+SCRIPTS = (
+    "bindings/python/*.[ch]*",
+    "bindings/python/**/*.py",
+    "tests/python/**/*.py",
+    "bench/**/*.py",
+)
+JUDGING = ("tests/gpu/gpu_*.py",)
 _SHARED = ("lib/core/**/*", "lib/cuda/*", "lib/cuda/[prw]*/**/*")  # ptx, runtime, weight
 _BINDINGS = (
     "bindings/python/*.[ch]*",
