@@ -16,12 +16,13 @@ torch_cases.require("torch", "transformers", "tokenizers")
 import nf4.torch  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from nf4.checkpoint.errors import OptionError  # noqa: E402
 from nf4.cli import main  # noqa: E402
 from nf4.torch import NF4Linear, quantize_model  # noqa: E402
 from nf4.torch.calibration import checkpoints  # noqa: E402
 from nf4.torch.calibration.layers import round_layers  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers, processors  # noqa: E402
 from torch import nn  # noqa: E402
 
 WORDS = 64
@@ -232,12 +233,57 @@ def test_what_is_in_the_file_is_its_windows_in_equal_shares(tmp_path, monkeypatc
     assert [int(row[0]) for row in ids] == [1, 1, 2, 2, 3]
 
 
+def test_a_window_begins_as_a_text_does(tmp_path):
+    dense = folder_of(llama(), tmp_path)
+    tokenizer = Tokenizer.from_file(f"{dense}/tokenizer.json")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="w9 $A", special_tokens=[("w9", 9)]
+    )
+    tokenizer.save(f"{dense}/tokenizer.json")
+    ids = checkpoints.windows_of(str(dense), [("text", "w1 " * 511 + "w2 " * 3000)])
+    assert ids.shape == (6, 512) and ids[:, 0].tolist() == [9] * 6
+    assert ids[0, 1:].unique().tolist() == [1] and ids[1:, 1:].unique().tolist() == [2]
+
+
+def test_more_texts_than_windows_are_refused(tmp_path):
+    with pytest.raises(OptionError, match="has 65 texts; 64 are used at most"):
+        checkpoints.windows_of(str(tmp_path), [("text", "w1 " * 600)] * 65)
+
+
+def test_the_call_again_replaces_what_is_left(monkeypatch):
+    model, ids, options = llama(), tokens(), {"only": ["lm_head", "*_proj"]}
+    state = model.state_dict()
+
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        # Layers that are not calibrated come last.
+        patch.setattr("nf4.torch.quantizing.replace_one", fail)
+        quantize_model(model, calibration=ids, **options)
+    assert isinstance(model.model.layers[1].mlp.up_proj, NF4Linear)
+    assert len(quantize_model(model, calibration=ids, **options)) == 15
+    whole = llama()
+    whole.load_state_dict(state)
+    quantize_model(whole, calibration=ids, **options)
+    assert torch.equal(logits(model, ids), logits(whole, ids))
+
+
 def huge(model):
     model.model.embed_tokens.weight.data[3] = torch.inf
 
 
 def of_nothing(model):
     model.model.layers = nn.Sequential(*model.model.layers)
+
+
+def shared(model):
+    model.model.layers.append(model.model.layers[0])
+    model.config.num_hidden_layers = 3
+
+
+def changed_between(model):
+    model.model.layers[1].register_forward_pre_hook(lambda _, args: (args[0] * 2, *args[1:]))
 
 
 def test_experts_are_refused():
@@ -256,6 +302,10 @@ def test_experts_are_refused():
         ("the token -1; the model has 64", {"calibration": torch.full((8, 512), -1)}, None),
         ('given with format "mxfp4"', {"format": "mxfp4"}, None),
         ("no list of decoder layers", {}, of_nothing),
+        ("windows of 1024 tokens; the model takes 512", {"calibration": torch.ones(4, 1024).long()},
+         None),
+        ("layers.2 is not called once, with what", {}, shared),
+        ("layers.1 is not called once, with what", {}, changed_between),
         ("model.layers.0.self_attn.q_proj: x has NaN or Inf", {}, huge),
     ],
 )  # fmt: skip
@@ -290,6 +340,7 @@ def inf_in_file(model):
         ("has 0 tokens", 2, "", [], None),
         ("calibration has 1536 tokens in whole windows of 512; at least 2048", 2, "w1 " * 2000, [],
          None),
+        ("text has 3 tokens; a window of the calibration has 512", 2, "w1 w2 w3", [], None),
         ("is not UTF-8", 3, b"\xff", [], None),
         ("device 'nowhere'", 2, "w1 " * 4000, ["--device", "nowhere"], None),
         ("mxfp4", 2, "w1 " * 4000, ["--format", "mxfp4"], None),

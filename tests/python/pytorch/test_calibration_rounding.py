@@ -122,6 +122,26 @@ def test_a_column_that_is_never_used_changes_no_other():
     assert torch.equal(first[:, kept], second[:, kept])
 
 
+def test_columns_that_are_never_used_have_plain_scales():
+    weight, of = torch.randn(24, 128), seen(128)
+    of.hessian[64:], of.hessian[:, 64:] = 0, 0
+    made = weights.quantize(weight, of, format="nf4", blocksize=64, with_nested=False)
+    plain = nf4.torch.quantize(weight, nested_blocksize=0)
+    same = (made.absmax == plain.absmax).view(24, 2)
+    assert same[:, 1].all() and not same[:, 0].all()
+    assert torch.equal(nf4.torch.dequantize(made)[:, 64:], nf4.torch.dequantize(plain)[:, 64:])
+
+
+def test_a_scale_of_8_bits_below_0_gives_the_codes_that_are_meant():
+    grid, of = rounding.Codebook("nf4", 64, torch.device("cpu")), seen(64)
+    weight = torch.randn(16, 64)
+    scales = rounding.Scales(torch.full((16,), -2.0))
+    rounded = rounding.nearest(weight, grid, scales)[1]
+    assert (rounded - weight).abs().median() < 0.2
+    meant = rounding.with_feedback(weight, grid, scales, of.hessian, 0.3)
+    assert torch.equal(meant[1], grid.worth(meant[0].long(), scales.at((slice(None), None))))
+
+
 def test_equal_columns_make_up_for_each_other():
     """The sum of two columns with the same x is rounded, not each of them."""
     x = torch.randn(500, 1)

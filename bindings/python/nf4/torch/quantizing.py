@@ -100,7 +100,8 @@ def quantize_model(
     Raises InvalidArgument, and replaces nothing, for a model that is not of transformers, is
     quantized already or has no layer to replace; for a layer to replace that is on meta, has NaN or
     Inf or has a forward of its own; for any tensor on meta if device is given; for a pattern that
-    names nothing; and for too little calibration or ids that the model has no embedding of.
+    names nothing; and for too little calibration, windows longer than the model takes, ids that it
+    has no embedding of, and decoder layers that are not called once in their order.
     If a layer's x has NaN or Inf for the calibration, earlier layers have been replaced.
 
     Any other failure, such as out of memory, leaves the earlier layers replaced, and model.config
@@ -146,7 +147,7 @@ def quantize_model(
     if calibration is not None:
         if moved_to is not None:
             model.to(moved_to)
-        calibrating.replace(model, left, calibration, quantized)
+        calibrating.replace(model, plan.modules, calibration, quantized)
         left = [name for name in left if not is_in_4_bits(model.get_submodule(name))]
     for name in left:
         replace_one(model, name, functools.partial(quantized, name))

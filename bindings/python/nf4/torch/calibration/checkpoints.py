@@ -29,12 +29,24 @@ WINDOW, TOKENS = 512, 32768
 
 def windows_of(source: str, texts: Sequence[tuple[str, str]]) -> Tensor:
     """Returns windows of texts (names and contents), [windows, WINDOW], of each text as many as of
-    the others if it has them. Raises as comparing.encoded, and OptionError for too little text."""
+    the others if it has them. Each begins with the special tokens that a text begins with. Raises
+    as comparing.encoded, and OptionError for too many texts or too little text."""
+    if len(texts) > TOKENS // WINDOW:
+        raise OptionError(
+            f"the calibration has {len(texts)} texts; {TOKENS // WINDOW} are used at most"
+        )
     found = comparing.encoded([source], texts, WINDOW, WINDOW // 2)
     rows = []
     for text in found:
-        count = min(len(text.tokens), TOKENS // len(found)) // WINDOW
-        rows.append(torch.tensor(text.tokens[: count * WINDOW]).view(count, WINDOW))
+        own = WINDOW - len(text.prefix)
+        count = min(len(text.tokens) // own, TOKENS // len(found) // WINDOW)
+        if not count:
+            raise OptionError(
+                f"{text.name} has {len(text.tokens)} tokens; a window of the calibration has {own}"
+            )
+        part = torch.tensor(text.tokens[: count * own]).view(count, own)
+        prefix = torch.tensor(text.prefix, dtype=part.dtype).expand(count, -1)
+        rows.append(torch.cat([prefix, part], 1))
     ids = torch.cat(rows)
     if ids.numel() < models.LEAST_TOKENS:
         raise OptionError(

@@ -40,7 +40,11 @@ class _Calls:
     def run(self, decoder: nn.Module, batch: int) -> Tensor:
         args, kwargs = self.others[batch]
         found = decoder(self.x[batch], *args, **kwargs)
-        return found[0] if isinstance(found, tuple) else found
+        return _x_of(found)
+
+
+def _x_of(found: Any) -> Tensor:
+    return found[0] if isinstance(found, tuple) else found
 
 
 def decoder_layers(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
@@ -72,7 +76,8 @@ def round_layers(
     advance   called with the name of each decoder layer that is done
 
     Memory beside the model: the x of a decoder layer for all tokens, and x x^T of a linear layer.
-    Raises InvalidArgument for a model without decoder layers, and if x has NaN or Inf.
+    Raises InvalidArgument for a model without decoder layers, or whose decoder layers are not
+    called once each with what the one before returns, and if x has NaN or Inf.
     """
     decoders = decoder_layers(model, names)
     calls = _first_calls(model, decoders, batches)
@@ -110,11 +115,21 @@ def _first_calls(
     """Returns how the dense model calls each decoder layer, with the x of the first one alone."""
     calls = {name: _Calls() for name in decoders}
     first, last = next(iter(decoders)), next(reversed(decoders))
+    # The names of the decoder layers that a forward pass is still to call, and the last one's x.
+    left, made = list[str](), list[Tensor]()
+
+    def returned(_: nn.Module, _args: tuple[Any, ...], found: Any) -> None:
+        made[:] = [_x_of(found)]
 
     def hook(name: str) -> _Hook:
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             kwargs = dict(kwargs)
             x, *rest = args or (kwargs.pop("hidden_states"),)
+            if name != left.pop(0) or (name != first and not _same(x, made[0])):
+                raise InvalidArgument(
+                    f"{name} is not called once, with what the decoder layer before it returns; "
+                    f"calibration needs that"
+                )
             if name == first:
                 calls[name].x.append(x)
             calls[name].others.append((tuple(rest), kwargs))
@@ -124,13 +139,22 @@ def _first_calls(
         return keep
 
     options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
-    with _hooked({each: hook(name) for name, each in decoders.items()}, with_kwargs=True):
+    with contextlib.ExitStack() as stack:
+        hooks = {each: hook(name) for name, each in decoders.items()}
+        stack.enter_context(_hooked(hooks, with_kwargs=True))
+        for each in hooks:
+            stack.callback(each.register_forward_hook(returned).remove)
         for batch in batches:
+            left[:] = decoders
             with contextlib.suppress(_Stop):
                 model(input_ids=batch, **options)
     if not calls[last].others:
         raise InvalidArgument(f"model does not call {last} for token ids, which calibration needs")
     return calls
+
+
+def _same(x: Tensor, made: Tensor) -> bool:
+    return x is made or torch.equal(x, made.to(x.device))
 
 
 def _groups(decoder: nn.Module, own: Mapping[str, nn.Module], calls: _Calls) -> list[list[str]]:

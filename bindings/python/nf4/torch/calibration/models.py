@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.errors import InvalidArgument, kind_of
 from nf4.torch._annotations import PreTrainedModel
-from nf4.torch._replacing_layers import replace_one
+from nf4.torch._replacing_layers import is_in_4_bits, replace_one
 from nf4.torch.calibration.layers import Seen, round_layers
 
 FORMATS = ("nf4", "fp4", "int4")
@@ -46,6 +46,11 @@ def require(ids: Tensor, options: QuantizeOptions, model: PreTrainedModel) -> No
             f"calibration has {ids.numel()} tokens; at least {LEAST_TOKENS} are needed, and some "
             f"ten thousand are better"
         )
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if most is not None and ids.shape[1] > most:
+        raise InvalidArgument(
+            f"calibration has windows of {ids.shape[1]} tokens; the model takes {most} at most"
+        )
     known = model.get_input_embeddings().weight.shape[0]
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= known:
@@ -60,12 +65,12 @@ def replace(
     quantized: Quantized,
     advance: Callable[[str], None] = lambda name: None,
 ) -> None:
-    """Replaces the layers `names` that see enough of these tokens, in the order of the calls:
-    each is calibrated by what it sees when those before it are in 4 bits. advance: called with the
-    name of each decoder layer that is done."""
+    """Replaces the dense layers of `names` that see enough of these tokens, in the order of the
+    calls: each is calibrated by what it sees when those before it are in 4 bits. advance: called
+    with the name of each decoder layer that is done."""
 
-    def rounds(name: str, _: nn.Module, seen: Seen) -> None:
-        if seen.tokens >= _FLOOR:
+    def rounds(name: str, layer: nn.Module, seen: Seen) -> None:
+        if seen.tokens >= _FLOOR and not is_in_4_bits(layer):
             replace_one(model, name, partial(quantized, name, seen=seen))
 
     batches = ids.to(model.device).split(max(1, _BATCH // ids.shape[1]))

@@ -12,8 +12,9 @@ from nf4.checkpoint.bnb import NESTED_BLOCKSIZE
 from nf4.checkpoint.int4_layouts import SYMMETRIC_ZERO
 from nf4.info import codebook, scale_code
 
-# What is tried as a scale, over the one that the largest magnitude gives.
-_FACTORS = [at / 100 for at in range(70, 107, 3)]
+# What is tried as a scale, over the one that the largest magnitude gives. This one comes first, and
+# stays if no column of its block counts.
+_FACTORS = [1.0, *(at / 100 for at in range(70, 107, 3) if at != 100)]
 # How many weights' scales are searched at a time, and of how many columns errors are passed on
 # together.
 _CHUNK, _COLUMNS = 1 << 20, 128
@@ -144,8 +145,13 @@ def _least(blocks: Tensor, grid: Grid, counts: Tensor) -> Scales:
 def _round(blocks: Tensor, grid: Grid, scales: Scales) -> tuple[Tensor, Tensor]:
     """The places of the nearest codes, and what they are worth."""
     scales = scales.at((slice(None), None))
-    places = grid.nearest(blocks, scales._replace(scale=scales.scale.clamp_min(_TINY)))
+    places = grid.nearest(blocks, scales._replace(scale=_divisor(scales.scale)))
     return places, grid.worth(places, scales)
+
+
+def _divisor(scale: Tensor) -> Tensor:
+    """The scale without zeros. One of 8 bits may be below 0."""
+    return scale.where(scale.abs() >= _TINY, _TINY)
 
 
 def nested(scale: Tensor) -> tuple[Scales, Nested]:
@@ -187,7 +193,7 @@ def with_feedback(
     order = hessian.diagonal().argsort(descending=True, stable=True)
     factor = _inverse_factor(hessian[order][:, order], damping)
     first = torch.arange(rows, device=weight.device) * columns
-    scales = scales._replace(scale=scales.scale.clamp_min(_TINY))
+    scales = scales._replace(scale=_divisor(scales.scale))
     left = weight.T[order].contiguous()
     codes = torch.empty(columns, rows, dtype=torch.uint8, device=weight.device)
     for begin in range(0, columns, _COLUMNS):
