@@ -72,7 +72,7 @@ CASES = {
     "int4": (llama, {"format": "int4", "group_size": 32}),
     "gptq": (
         llama,
-        {"format": "int4", "group_size": 64, "layout": "gptq", "symmetric": False},
+        {"format": "int4", "group_size": 64, "layout": "gptq"},
     ),
     "Conv1D": (gpt2, {}),
     "mixture": (mixture, {"format": "fp4"}),
@@ -162,8 +162,8 @@ def command(folder, text, *words):
         (torch.bfloat16, {"format": "fp4", "nested": False}, ["--format", "fp4", "--flat"]),
         (
             torch.float16,
-            {"format": "int4", "layout": "awq", "group_size": 32, "symmetric": False},
-            ["--format", "int4", "--layout", "awq", "--group-size", "32", "--asymmetric"],
+            {"format": "int4", "layout": "awq", "group_size": 32},
+            ["--format", "int4", "--layout", "awq", "--group-size", "32"],
         ),
     ],
 )
@@ -301,6 +301,7 @@ def test_experts_are_refused():
         ("the token 64; the model has 64", {"calibration": torch.full((8, 512), 64)}, None),
         ("the token -1; the model has 64", {"calibration": torch.full((8, 512), -1)}, None),
         ('given with format "mxfp4"', {"format": "mxfp4"}, None),
+        ("with asymmetric integers", {"format": "int4", "symmetric": False}, None),
         ("no list of decoder layers", {}, of_nothing),
         ("windows of 1024 tokens; the model takes 512", {"calibration": torch.ones(4, 1024).long()},
          None),
@@ -344,6 +345,7 @@ def inf_in_file(model):
         ("is not UTF-8", 3, b"\xff", [], None),
         ("device 'nowhere'", 2, "w1 " * 4000, ["--device", "nowhere"], None),
         ("mxfp4", 2, "w1 " * 4000, ["--format", "mxfp4"], None),
+        ("asymmetric", 2, "w1 " * 4000, ["--format", "int4", "--asymmetric"], None),
         ("no --allow-nonfinite", 2, "w1 " * 4000, ["--allow-nonfinite"], None),
         ("up_proj.weight': it has NaN or Inf", 3, "w1 " * 4000, [], nan_in_file),
         ("q_proj: x has NaN or Inf", 2, "w3 " * 4000, [], inf_in_file),

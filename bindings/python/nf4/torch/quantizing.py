@@ -87,10 +87,10 @@ def quantize_model(
     experts      also quantize stacks of experts ("nf4" and "fp4"), in models where transformers
                  lets other libraries compute their products: each becomes an NF4Experts.
                  transformers loads the saved model if nf4.torch is imported
-    calibration  for "nf4", "fp4" and "int4": token ids of text of the kinds that the model is to
-                 read, [windows, tokens], at least 2048. Scales and codes are then those of small
-                 error in each layer's output for this text, in the same bytes. The model runs on
-                 it, layer by layer; device moves it there first. Layers outside the decoder
+    calibration  for "nf4", "fp4" and symmetric "int4": token ids of text of the kinds that the
+                 model is to read, [windows, tokens], at least 2048. Scales and codes are then those
+                 of small error in each layer's output for this text, in the same bytes. The model
+                 runs on it, layer by layer; device moves it there first. Layers outside the decoder
                  layers, and those that no token reaches, are quantized without calibration
 
     Only one layer at a time exists both dense and quantized. In NVFP4 layers that engines fuse,

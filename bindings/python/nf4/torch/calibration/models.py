@@ -38,6 +38,11 @@ def require(ids: Tensor, options: QuantizeOptions, model: PreTrainedModel) -> No
             f"calibration is given with {given}; expected one of {', '.join(FORMATS)}, and stacks "
             f"of experts left dense"
         )
+    if options.format == "int4" and not options.symmetric:
+        raise InvalidArgument(
+            "calibration is given with asymmetric integers, for which it was not shown to help; "
+            "expected symmetric ones"
+        )
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.dim() != 2:
         kind = f"{ids.dtype} of {ids.dim()} dimensions" if isinstance(ids, Tensor) else kind_of(ids)
         raise InvalidArgument(f"calibration is {kind}; expected int64 [windows, tokens]")
