@@ -95,6 +95,14 @@ def test_the_divergence_is_smaller(case):
     assert not model.training and model.config.quantization_config is not None
 
 
+def test_modules_stay_in_their_modes():
+    model = llama().train()
+    model.model.layers[0].eval()
+    quantize_model(model, calibration=tokens())
+    modes = [model.training, *(layer.mlp.up_proj.training for layer in model.model.layers)]
+    assert modes == [True, False, True]
+
+
 def test_each_layer_sees_what_those_before_it_make():
     """A layer that becomes 0 is nothing to the layers after it, and other layers see the same."""
     model, ids = llama(), [tokens()]

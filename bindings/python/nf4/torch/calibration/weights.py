@@ -14,6 +14,7 @@ from nf4.torch.calibration.layers import Seen
 from nf4.torch.calibration.rounding import (
     Codebook,
     Integers,
+    largest_scales,
     nested,
     searched_scales,
     with_feedback,
@@ -21,8 +22,8 @@ from nf4.torch.calibration.rounding import (
 from nf4.torch.functional import int4_scales_dtype
 from nf4.typing import FormatName, Int4Layout
 
-# docs/design/quality.md compares others.
-DAMPING = 0.3
+# docs/design/quality.md compares others. Integers keep the scales of rounding to nearest.
+DAMPING, DAMPING_OF_INTEGERS = 0.3, 0.01
 
 
 def quantize(
@@ -53,14 +54,14 @@ def quantize(
 def quantize_int4(
     weight: Tensor, seen: Seen, *, layout: Int4Layout, group_size: int, symmetric: bool
 ) -> nf4.Int4Tensor:
-    """Like nf4.torch.quantize_int4, but scales and codes are those of small error in the output.
-    weight: finite, [rows, cols]."""
+    """Like nf4.torch.quantize_int4 with the same scales, but the codes are those of small error in
+    the output. weight: finite, [rows, cols]."""
     rows, cols = weight.shape
     size = cols if group_size == -1 else group_size
     dtype, to = int4_scales_dtype(None, weight.dtype), LAYOUTS[layout]
     grid, floats = Integers(size, symmetric, dtype), weight.float()
-    scales = searched_scales(floats, grid, seen.hessian.diagonal())
-    codes, _ = with_feedback(floats, grid, scales, seen.hessian, DAMPING)
+    scales = largest_scales(floats, grid)
+    codes, _ = with_feedback(floats, grid, scales, seen.hessian, DAMPING_OF_INTEGERS)
     by_row = scales.scale.view(rows, -1).to(dtype)
     zeros = scales.zero.view(rows, -1).T.byte().cpu().contiguous().numpy()
     stored = None if to.by_row and symmetric else torch.from_numpy(to.stored_zeros(zeros))
