@@ -79,10 +79,10 @@ def replace(
             replace_one(model, name, partial(quantized, name, seen=seen))
 
     batches = ids.to(model.device).split(max(1, _BATCH // ids.shape[1]))
-    training = [each for each in model.modules() if each.training]
+    training = {name for name, each in model.named_modules() if each.training}
     model.eval()
     try:
         round_layers(model, names, batches, rounds, advance)
     finally:
-        for each in training:
-            each.training = True
+        for name, each in model.named_modules():
+            each.training = name in training
