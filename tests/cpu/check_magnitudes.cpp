@@ -1,6 +1,8 @@
 // Matmul on the CPU with rows of x whose numbers are alike or differ much, against binary64: some
 // variants make integers of x.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cpu/dtypes.hpp"
 #include "support/cpu_matmul.hpp"
@@ -79,6 +81,27 @@ void check_numbers(MatmulCaseOf<Host> test, Rng &rng, Numbers numbers) {
   if (has_zeros(numbers)) set_zeros<Codes>(test.weight, test.weight.shape.cols / 2);
   set_x(test, rng, numbers);
   check_matmul(test, rng);
+}
+
+// Every variant's y, for rows of x that are next to each other, is this number everywhere.
+template <int M, int Rows, class Multiply>
+void check_all(const std::vector<BFloat16> &x, float expected, Multiply multiply) {
+  for (const cpu::Variant &variant : cpu::variants()) {
+    if (!variant.supported()) continue;
+    const ForcedVariant forced(variant);
+    std::vector<BFloat16> y(M * Rows);
+    nf4_matmul_args args{};
+    args.struct_size = sizeof args;
+    args.dtype = NF4_DTYPE_BF16;
+    args.m = M;
+    args.x = x.data();
+    args.x_stride = static_cast<int64_t>(x.size()) / M;
+    args.y = y.data();
+    args.y_stride = Rows;
+    INFO(variant.name);
+    REQUIRE(multiply(args) == NF4_STATUS_OK);
+    for (const BFloat16 each : y) CHECK(to_float(each) == expected);
+  }
 }
 
 }  // namespace
@@ -174,4 +197,49 @@ TEST_CASE("a sum is finite if it is with the codebook's own entries", "[matmul][
         const double exact = double{kCols} * of.codebook * of.x * of.absmax;
         for (const BFloat16 each : y) CHECK(std::fabs(to_float(each) - exact) <= 0x1p-7 * exact);
       }
+}
+
+// In fp32 a number of x times the factor of these entries overflows, and 0 times that is NaN.
+TEST_CASE("large numbers of x times entries of 0 are 0", "[matmul][accuracy]") {
+  constexpr int kRows = 8, kCols = 64, kM = 6;
+  float codebook[16];
+  for (int i = 0; i < 16; ++i) codebook[i] = 2.0f * static_cast<float>(i - 8);
+  std::vector<uint8_t> packed(kRows * kCols / 2, 0x88);
+  std::vector<float> absmax(kRows, 1.0f);
+  std::vector<BFloat16> x(kM * kCols, from_float<BFloat16>(1.0f));
+  for (int i = 0; i < kM; ++i) x[i * kCols + 3] = from_float<BFloat16>(2.5e38f);
+  nf4_tensor weight{};
+  weight.struct_size = sizeof weight;
+  weight.format = NF4_FORMAT_NF4;
+  weight.blocksize = 64;
+  weight.rows = kRows;
+  weight.cols = kCols;
+  weight.packed = packed.data();
+  weight.absmax = absmax.data();
+  weight.codebook = codebook;
+  check_all<kM, kRows>(
+      x, 0.0f, [&](const nf4_matmul_args &args) { return nf4_matmul_cpu(&weight, &args, 1); });
+}
+
+TEST_CASE("the last group of integers may have an infinite scale", "[matmul][accuracy]") {
+  constexpr int kRows = 64, kCols = 96, kGroups = 3, kM = 6;
+  constexpr uint16_t kOne = 0x3c00, kInfinity = 0x7c00;  // fp16
+  std::vector<uint32_t> packed(kRows * kCols / 8, 0x99999999);
+  const std::vector<BFloat16> x(kM * kCols, from_float<BFloat16>(1.0f));
+  for (const nf4_int4_layout layout : {NF4_INT4_GPTQ, NF4_INT4_AWQ}) {
+    std::vector<uint16_t> scales(kGroups * kRows, kOne);
+    std::fill(scales.end() - kRows, scales.end(), kInfinity);
+    nf4_int4_tensor weight{};
+    weight.struct_size = sizeof weight;
+    weight.layout = layout;
+    weight.scales_dtype = NF4_DTYPE_FP16;
+    weight.group_size = kCols / kGroups;
+    weight.rows = kRows;
+    weight.cols = kCols;
+    weight.packed = packed.data();
+    weight.scales = scales.data();
+    check_all<kM, kRows>(
+        x, std::numeric_limits<float>::infinity(),
+        [&](const nf4_matmul_args &args) { return nf4_int4_matmul_cpu(&weight, &args, 1); });
+  }
 }

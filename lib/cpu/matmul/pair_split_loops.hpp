@@ -64,12 +64,14 @@ inline __m256i shuffle_of(const PairOrder &order) {
   return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)bytes));
 }
 
-// Adds a rest times the unit of the codebook, and returns false if that is not exact.
+// Adds a rest times the unit of the codebook, and returns false if that is not exact. An infinite
+// product of a finite x would be NaN with an entry of 0.
 inline bool add_rest(const SplitPairsArgs &args, int place, float x, int &count) {
   constexpr float kLeast = 0x1p-100f;
   const float product = x * args.unit;
   args.rests[count++] = {product, static_cast<int16_t>(args.first_place + place), args.m};
-  return !(__builtin_fabsf(product) < kLeast);
+  const bool overflows = __builtin_isinf(product) && !__builtin_isinf(x);
+  return !(__builtin_fabsf(product) < kLeast) && !overflows;
 }
 
 // The integers of 64 numbers, in units of 2^exponent, in the order of pairs.

@@ -82,9 +82,11 @@ class WordPairMultiplier {
   // Reads the scales, and what is added to codes, of rows n: [tile][scale][kPairLanes].
   void read_scales(RowRange n, int64_t k, int64_t count) {
     for (int64_t i = 0, group = -1; i < count; ++i) {
-      const int64_t next =
-          std::min((k + i * kPairUnit / scales_per_unit_) / weight_.group_size, weight_.groups - 1);
-      if (next != group) read_group(n, next);
+      const int64_t next = (k + i * kPairUnit / scales_per_unit_) / weight_.group_size;
+      if (next == weight_.groups)
+        std::fill_n(lane_scales_, kRows, 0.0f);  // beyond the last column: 0 * infinity is NaN
+      else if (next != group)
+        read_group(n, next);
       group = next;
       for (int64_t tile = 0; tile < kWordTiles; ++tile) {
         const int64_t at = (tile * count + i) * kPairLanes;
