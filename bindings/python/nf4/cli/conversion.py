@@ -115,11 +115,14 @@ def _lines(args: argparse.Namespace, result: Result, verb: str) -> list[str]:
     if result.chosen_by:
         lines.append(f"layers chosen by {result.chosen_by}")
     if result.weights:
-        kernel = rate_text(result.kernel_bytes, result.kernel_seconds)
-        choice = f", {result.choice_seconds:.2f} s choice of layers" if result.chosen_by else ""
+        parts = []
+        if result.kernel_bytes:  # none where all weights are calibrated
+            kernel = rate_text(result.kernel_bytes, result.kernel_seconds)
+            parts.append(f"{result.kernel_seconds:.2f} s {args.command} ({kernel})")
+        if result.chosen_by:
+            parts.append(f"{result.choice_seconds:.2f} s choice of layers")
         lines.append(
             f"checkpoint: {size_text(result.bytes_in)} -> {size_text(result.bytes_out)} "
-            f"in {result.seconds:.2f} s, of which {result.kernel_seconds:.2f} s {args.command} "
-            f"({kernel}){choice}"
+            f"in {result.seconds:.2f} s{', of which ' * bool(parts)}{', '.join(parts)}"
         )
     return [*map(printable, lines), f"wrote {_destination(args)}"]
