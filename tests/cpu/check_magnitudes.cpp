@@ -83,6 +83,21 @@ void check_numbers(MatmulCaseOf<Host> test, Rng &rng, Numbers numbers) {
   check_matmul(test, rng);
 }
 
+// NF4's codes in blocks of 64, with a caller's codebook.
+nf4_tensor codes_of(int64_t rows, int64_t cols, std::vector<uint8_t> &packed,
+                    std::vector<float> &absmax, const float *codebook) {
+  nf4_tensor weight{};
+  weight.struct_size = sizeof weight;
+  weight.format = NF4_FORMAT_NF4;
+  weight.blocksize = 64;
+  weight.rows = rows;
+  weight.cols = cols;
+  weight.packed = packed.data();
+  weight.absmax = absmax.data();
+  weight.codebook = codebook;
+  return weight;
+}
+
 // Every variant's y, for rows of x that are next to each other, is this number everywhere.
 template <int M, int Rows, class Multiply>
 void check_all(const std::vector<BFloat16> &x, float expected, Multiply multiply) {
@@ -175,15 +190,7 @@ TEST_CASE("a sum is finite if it is with the codebook's own entries", "[matmul][
         std::vector<float> absmax(kRows * kCols / 64, of.absmax);
         const std::vector<BFloat16> x(m * kCols, from_float<BFloat16>(of.x));
         std::vector<BFloat16> y(m * kRows);
-        nf4_tensor weight{};
-        weight.struct_size = sizeof weight;
-        weight.format = NF4_FORMAT_NF4;
-        weight.blocksize = 64;
-        weight.rows = kRows;
-        weight.cols = kCols;
-        weight.packed = packed.data();
-        weight.absmax = absmax.data();
-        weight.codebook = codebook;
+        const nf4_tensor weight = codes_of(kRows, kCols, packed, absmax, codebook);
         nf4_matmul_args args{};
         args.struct_size = sizeof args;
         args.dtype = NF4_DTYPE_BF16;
@@ -208,15 +215,7 @@ TEST_CASE("large numbers of x times entries of 0 are 0", "[matmul][accuracy]") {
   std::vector<float> absmax(kRows, 1.0f);
   std::vector<BFloat16> x(kM * kCols, from_float<BFloat16>(1.0f));
   for (int i = 0; i < kM; ++i) x[i * kCols + 3] = from_float<BFloat16>(2.5e38f);
-  nf4_tensor weight{};
-  weight.struct_size = sizeof weight;
-  weight.format = NF4_FORMAT_NF4;
-  weight.blocksize = 64;
-  weight.rows = kRows;
-  weight.cols = kCols;
-  weight.packed = packed.data();
-  weight.absmax = absmax.data();
-  weight.codebook = codebook;
+  const nf4_tensor weight = codes_of(kRows, kCols, packed, absmax, codebook);
   check_all<kM, kRows>(
       x, 0.0f, [&](const nf4_matmul_args &args) { return nf4_matmul_cpu(&weight, &args, 1); });
 }

@@ -151,7 +151,7 @@ def test_integers_of_checkpoints(monkeypatch):
     assert made["layer"].layout == "compressed-tensors"
 
 
-# What the lines for a shell begin with, after variables.
+# Lines for a shell begin with these words, after variables.
 COMMANDS = {
     "./app", "./cpp_llama", "./dev", "./first", "apt", "cargo", "cmake", "eval", "export", "go",
     "meson", "nf4", "node", "npm", "pip", "prefix=$(python", "python", "python3", "qemu-aarch64",

@@ -24,7 +24,7 @@ from nf4.vllm.linear import LinearMethod
 
 logger = init_logger("vllm.nf4")
 NAME = "nf4"
-# What a user may set of bitsandbytes' configuration, and its type.
+# A user may set these fields of bitsandbytes' configuration, of these types.
 _FIELDS = {"bnb_4bit_quant_type": str, "bnb_4bit_blocksize": int}
 _FIELDS |= {"bnb_4bit_use_double_quant": bool, "llm_int8_skip_modules": list}
 _OTHER = "bitsandbytes"  # the method of vllm-bnb-plugin

@@ -82,7 +82,7 @@ class Calibrator:
         make, made = maker(self._options, None, None, {}), {}
 
         def quantized(name: str, layer: nn.Module, seen: Seen | None = None) -> nn.Module:
-            # As the file has it, from which the dtypes of scales follow.
+            # The dtypes of scales follow from the file's dtype.
             weight = layer.weight.detach().to(dtypes[name])
             layer.weight = nn.Parameter(weight, requires_grad=False)
             result = make(name, layer, seen)

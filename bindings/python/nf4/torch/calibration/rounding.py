@@ -12,8 +12,8 @@ from nf4.checkpoint.bnb import NESTED_BLOCKSIZE
 from nf4.checkpoint.int4_layouts import SYMMETRIC_ZERO
 from nf4.info import codebook, scale_code
 
-# What is tried as a scale, over the one that the largest magnitude gives. This one comes first, and
-# stays if no column of its block counts.
+# These factors of the scale that the largest magnitude gives are tried. 1 comes first, and stays if
+# no column of the block counts.
 _FACTORS = [1.0, *(at / 100 for at in range(70, 107, 3) if at != 100)]
 # How many weights' scales are searched at a time, and of how many columns errors are passed on
 # together.
