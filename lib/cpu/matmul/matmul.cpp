@@ -50,6 +50,16 @@ bool multiply_codes(const MatmulKernels &kernels, RowRange m, const Dot &dot, co
   return true;
 }
 
+// Calls multiply(rows) for groups of alike numbers of rows of x, up to the first for which it
+// returns false, and tells whether there is none.
+template <class Multiply>
+bool in_groups(int64_t m, const Multiply &multiply) {
+  const int64_t groups = ceil_divide(m, kMaxPairsM);
+  for (int64_t i = 0; i < groups; ++i)
+    if (!multiply(RowRange{m * i / groups, m * (i + 1) / groups})) return false;
+  return true;
+}
+
 // multiply_codes, or pairs where the kernels have them. `pairs` returns false for rows of x that do
 // not suit it.
 template <class Dot, class Lanes, class Transposed, class Pairs>
@@ -57,12 +67,9 @@ bool multiply_codes(const MatmulKernels &kernels, int64_t m, const Dot &dot, con
                     const Transposed &transposed, const Pairs &pairs) {
   if (kernels.int4_dot.multiply_pairs == nullptr || m < kMinPairsM)
     return multiply_codes(kernels, RowRange{0, m}, dot, lanes, transposed);
-  const int64_t groups = ceil_divide(m, kMaxPairsM);
-  for (int64_t i = 0; i < groups; ++i) {
-    const RowRange group{m * i / groups, m * (i + 1) / groups};
-    if (!pairs(group)) multiply_codes(kernels, group, dot, lanes, transposed);
-  }
-  return true;
+  return in_groups(m, [&](RowRange group) {
+    return pairs(group) || multiply_codes(kernels, group, dot, lanes, transposed);
+  });
 }
 
 bool suits_word_pairs(const MatmulKernels &kernels, const Int4MatmulProblem &problem) {
@@ -75,13 +82,9 @@ bool suits_word_pairs(const MatmulKernels &kernels, const Int4MatmulProblem &pro
 // Multiplies words by pairs, some rows of x at a time, and tells whether all rows of x suit it.
 bool multiply_word_pairs(const MatmulSet &set, const MatmulKernels &kernels,
                          const Int4MatmulProblem &problem, RowRange n) {
-  if (!suits_word_pairs(kernels, problem)) return false;
-  const int64_t groups = ceil_divide(problem.m, kMaxPairsM);
-  for (int64_t i = 0; i < groups; ++i) {
-    const RowRange group{problem.m * i / groups, problem.m * (i + 1) / groups};
-    if (!matmul_word_pairs(set.dequant, kernels, problem, n, group)) return false;
-  }
-  return true;
+  return suits_word_pairs(kernels, problem) && in_groups(problem.m, [&](RowRange group) {
+           return matmul_word_pairs(set.dequant, kernels, problem, n, group);
+         });
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ class PairsOfX {
   }
 
  private:
-  // With more rests than one for so many numbers, and these, fp32 is faster.
+  // fp32 is faster if there are more rests than kFewRests and one for each kNumbersOfRest numbers.
   static constexpr int64_t kNumbersOfRest = 24, kFewRests = 64;
   static constexpr int64_t kMaxRests = 2048;
 
