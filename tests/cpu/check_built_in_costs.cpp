@@ -37,9 +37,10 @@ int main() {
   check(time_of(kSkinny) == 2.5 && time_of(kDenseStrategy) == 4, "a product has their times");
   CostedGpu other = kGpu;
   other.driver_version = 12080;
-  check(time_of(kSkinny, other) == 2.5, "they are for any driver");
+  check(time_of(kSkinny, other) == 2.5 && have_built_in_costs_of(other), "they are for any driver");
   other.multiprocessors = 98;
-  check(time_of(kSkinny, other) == kUnknown, "they are for no other GPU");
+  check(time_of(kSkinny, other) == kUnknown && !have_built_in_costs_of(other),
+        "they are for no other GPU");
 
   const std::string own = "gpu 80 sm80 108 166912 13000 GPU of a test\n";
   const std::string row = "codebook fp16 skinny 8 7 0 0 0\n";

@@ -136,6 +136,7 @@ void check_lora(MatmulCase &test, const HostAdapter &adapter, Rng &rng, const St
         if (with.lora.product == nullptr) CHECK(with.product.untouched());
         CHECK(placed.y.lead_intact());
         CHECK(with.workspace.lead_intact());
+        if (few_shapes()) continue;  // a sanitizer sees no more in a second launch
         REQUIRE(with.multiply(placed, stream) == NF4_STATUS_OK);
         stream.synchronize();
         CHECK(same_bytes(placed.y.read(), y));

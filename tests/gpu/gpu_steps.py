@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import functools
-import importlib.util
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_execution import ROOT, Failure, Step, execute
-from passed import GPU, Passed, digest
+from passed import GPU, Passed
 from sources import SCRIPTS, source_hash
 
 sys.path.insert(0, str(ROOT / "bench"))
@@ -141,7 +140,7 @@ def catch2(
             suites = xml.etree.ElementTree.parse(junit).getroot().iter("testsuite")
             return counts | {"assertions": sum(int(suite.get("tests", 0)) for suite in suites)}
 
-        return kept.once(command, environment, {"program": digest(program)}, anew)
+        return kept.once(command, environment, {}, anew)
 
     return require_some(total(by_file(run, files_at_once)), tags)
 
@@ -166,13 +165,7 @@ def pytest(kept: Passed, folder: Path, tests: Iterable[str], **environment: str)
             junit = Path(made.name)
         return run_junit([*command, f"--junitxml={junit}"], junit, **environment)
 
-    extension = importlib.util.find_spec("_nf4_fast")
-    library = environment.get("NF4_LIBRARY") or os.environ.get("NF4_LIBRARY")
-    of = {
-        "bindings": source_hash(ROOT, SCRIPTS),
-        "extension": digest(Path(extension.origin)) if extension and extension.origin else "",
-        "library": digest(Path(library)) if library else "",
-    }
+    of = {"bindings": source_hash(ROOT, SCRIPTS)}
     return require_some(total([kept.once(["pytest", *paths], environment, of, anew)]), "pytest")
 
 
@@ -195,7 +188,7 @@ def sanitize(kept: Passed, program: Path, tool: str, tags: str, gpu: str) -> dic
                 raise Failure(f"compute-sanitizer {tool} ended with {status}:\n{output}")
             return {"ran": 1}
 
-        return kept.once([*base, *chosen], on, {"program": digest(program)}, anew)
+        return kept.once([*base, *chosen], on, {}, anew)
 
     # Racecheck leaves a GPU no time for its own files side by side.
     counts = total([run("")] if tool == "racecheck" else by_file(run))

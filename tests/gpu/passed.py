@@ -1,11 +1,9 @@
 """The runs that have passed, in a file from which a later one takes them: a GPU may be at hand for
-less time than all steps take. A run counts as long as its command, the code, what it runs and the
-GPUs and their driver are the same."""
+less time than all steps take. A run counts as long as its command, the code, how it was built and
+the GPUs and their driver are the same, whichever machine compiled it."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import os
 import threading
@@ -16,11 +14,6 @@ from pathlib import Path
 from gpu_execution import ROOT
 
 GPU = "CUDA_VISIBLE_DEVICES"  # a run may have any of those that it depends on
-
-
-@functools.cache
-def digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 class Passed:
@@ -64,5 +57,5 @@ class Passed:
             if self._file is None:
                 return
             whole = self._file.with_suffix(".new")
-            whole.write_text(json.dumps(self._runs))
+            whole.write_text(json.dumps(self._runs, indent=0, sort_keys=True) + "\n")
             os.replace(whole, self._file)

@@ -73,11 +73,17 @@ def environment() -> dict[str, str]:
 def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
     sources, root = source_hash(), arguments.build.parent
     gpus_at_hand = [device.name, device.device_count, device.driver_version]
-    of = {"sources": sources, "judging": source_hash(ROOT, JUDGING), "gpus": gpus_at_hand}
-    kept = Passed(arguments.resume, of | {"environment": environment()})
+    infos = {str(each): steps.family_info(each, each.library(root)) for each in steps.FAMILIES}
+    of = {
+        "sources": sources,
+        "judging": source_hash(ROOT, JUDGING),
+        "gpus": gpus_at_hand,
+        "builds": infos | {"library": nf4.build_info()},
+        "environment": environment(),
+    }
+    kept = Passed(arguments.resume, of)
     sections = steps.sections(arguments, device.device_count, folder, kept)
     skipped = {name: {"skipped": why} for name, why in arguments.skip}
-    infos = {str(each): steps.family_info(each, each.library(root)) for each in steps.FAMILIES}
     asked = {
         name: work
         for section in sections.values()

@@ -60,6 +60,9 @@ bool have_costs();
 
 StrategyTimes find_times(const CostedGpu &gpu, const CostedSize &size);
 
+// Whether the library itself has costs of this GPU, with any driver.
+bool have_built_in_costs_of(const CostedGpu &gpu);
+
 // ---- What a kind of weight answers (lib/cuda/kinds) ----------------------------------------
 
 // Fills in the size of a product that costs are for. Returns false for others, such as fp32, small

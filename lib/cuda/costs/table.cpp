@@ -65,6 +65,19 @@ double find_time(const CostTable &table, int32_t group, int strategy, const Cost
   return before + part * (time_of(*next, size) - before);
 }
 
+// The place of a GPU among those of the table, or -1.
+int find_gpu(const CostTable &table, const CostedGpu &gpu) {
+  for (int i = 0; i < table.gpu_count; ++i)
+    if (is_same(table.gpus[i], gpu)) return i;
+  return -1;
+}
+
+// Built-in costs are for any driver.
+CostedGpu any_driver(CostedGpu gpu) {
+  gpu.driver_version = 0;
+  return gpu;
+}
+
 }  // namespace
 
 nf4_status set_costs(const char *text, size_t bytes) {
@@ -83,14 +96,12 @@ bool have_costs() { return have_built_in_costs() || present.load(std::memory_ord
 
 bool find_times_in(const CostTable &table, const CostedGpu &gpu, const CostedSize &size,
                    StrategyTimes &times) {
-  for (int i = 0; i < table.gpu_count; ++i) {
-    if (!is_same(table.gpus[i], gpu)) continue;
-    for (int strategy = 0; strategy < kStrategyCount; ++strategy)
-      times.us[strategy] =
-          find_time(table, cost_group(i, size.product, size.dtype, strategy), strategy, size);
-    return true;
-  }
-  return false;
+  const int found = find_gpu(table, gpu);
+  if (found < 0) return false;
+  for (int strategy = 0; strategy < kStrategyCount; ++strategy)
+    times.us[strategy] =
+        find_time(table, cost_group(found, size.product, size.dtype, strategy), strategy, size);
+  return true;
 }
 
 StrategyTimes find_times(const CostedGpu &gpu, const CostedSize &size) {
@@ -99,12 +110,12 @@ StrategyTimes find_times(const CostedGpu &gpu, const CostedSize &size) {
     const std::shared_lock<std::shared_mutex> reading(table_mutex);
     if (find_times_in(tables[current_table], gpu, size, times)) return times;
   }
-  if (have_built_in_costs()) {
-    CostedGpu any_driver = gpu;
-    any_driver.driver_version = 0;
-    find_times_in(built_in_costs(), any_driver, size, times);
-  }
+  if (have_built_in_costs()) find_times_in(built_in_costs(), any_driver(gpu), size, times);
   return times;
+}
+
+bool have_built_in_costs_of(const CostedGpu &gpu) {
+  return have_built_in_costs() && find_gpu(built_in_costs(), any_driver(gpu)) >= 0;
 }
 
 }  // namespace nf4::cuda

@@ -23,7 +23,6 @@ sys.path[:0] = [str(ROOT / "tests" / "gpu")]
 
 import gpu_execution as execution  # noqa: E402
 import gpu_steps  # noqa: E402
-import passed  # noqa: E402
 import run  # noqa: E402
 import sources  # noqa: E402
 
@@ -314,7 +313,6 @@ def test_a_family_s_steps_run_its_own_build(
 ) -> None:
     family, asked = gpu_steps.FAMILIES[1], []
     monkeypatch.setattr(gpu_steps, "check_cuda", lambda build: build / "check")
-    monkeypatch.setattr(gpu_steps, "digest", lambda file: str(file))
     monkeypatch.setattr(gpu_steps, "run_junit", lambda command, junit, **on: (
         junit.write_text("<testsuite tests='7'/>"), asked.append((command, on)), {"passed": 2}
     )[-1])  # fmt: skip
@@ -381,7 +379,7 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
 
 def test_a_run_depends_on_variables_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     before = run.environment()
-    monkeypatch.setenv("NF4_LIBRARY", "another/libnf4.so")  # whose bytes count
+    monkeypatch.setenv("NF4_LIBRARY", "another/libnf4.so")  # whose build counts
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert run.environment() == before
     for name in ("NF4_TEST_SHAPES", "CUDA_FORCE_PTX_JIT"):
@@ -410,24 +408,20 @@ def test_a_file_of_tests_that_has_passed_is_counted_and_not_run_again(tmp_path: 
     assert others == ["[#check_lora][cuda]"]
 
 
-def test_python_s_tests_depend_on_the_bindings_and_the_library(
+def test_python_s_tests_depend_on_the_bindings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(gpu_steps, "run_junit", lambda *_, **environment: {"passed": 1})
-    library, hashes, kept = tmp_path / "libnf4.so", ["a"], run.Passed()
+    hashes, kept = ["a"], run.Passed()
     monkeypatch.setattr(gpu_steps, "source_hash", lambda root, patterns: hashes[-1])
-    library.write_text("first")
 
-    def resumed() -> bool:
-        passed.digest.cache_clear()
-        found = gpu_steps.pytest(kept, tmp_path, ["test_gpu.py"], NF4_LIBRARY=str(library))
+    def resumed(library: str) -> bool:
+        found = gpu_steps.pytest(kept, tmp_path, ["test_gpu.py"], NF4_LIBRARY=library)
         return found.get("resumed", False)
 
-    assert [resumed(), resumed()] == [False, True]
+    assert [resumed("one"), resumed("one"), resumed("two")] == [False, True, False]
     hashes.append("b")
-    assert [resumed(), resumed()] == [False, True]
-    library.write_text("changed")
-    assert [resumed(), resumed()] == [False, True]
+    assert [resumed("one"), resumed("one")] == [False, True]
 
 
 def test_the_program_of_the_tests_is_found_in_any_folder(tmp_path: Path) -> None:
