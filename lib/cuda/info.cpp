@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cuda/backend.hpp"
+#include "cuda/costs/gpu.hpp"
 #include "cuda/dequant/int4_kernels.hpp"
 #include "cuda/dequant/kernels.hpp"
 #include "cuda/lora/grad_kernels.hpp"
