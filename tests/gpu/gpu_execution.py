@@ -3,12 +3,12 @@ which the first that fails ends the others."""
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import functools
 import json
 import os
-import queue
 import signal
 import subprocess
 import threading
@@ -21,7 +21,7 @@ STEP_SECONDS = 3600  # a step that takes longer hangs
 # Steps side by side on a GPU, besides one of racecheck: most of their time is a processor's, but a
 # GPU serves many programs slowly, and where a test has an input come late the host must launch
 # within a millisecond.
-LANES = 2
+LANES = 3
 
 # A step is told which GPU is its own, as CUDA_VISIBLE_DEVICES has it. Python's tests and those of
 # two GPUs see all.
@@ -85,30 +85,28 @@ def at_once(
     steps: dict[str, Step], devices: list[str], races: Collection[str] = ()
 ) -> dict[str, dict]:
     """What the steps return, by name. LANES of them and one of `races` run at a time on each
-    device; the first that fails ends the others."""
-    results = {}
-    lanes: queue.SimpleQueue[str] = queue.SimpleQueue()
-    of_races: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for device in devices * LANES:
-        lanes.put(device)
-    for device in reversed(devices):
-        of_races.put(device)
+    device, in the order of `steps`; the first that fails ends the others."""
+    results: dict[str, dict] = {}
+    racing = collections.deque(name for name in steps if name in races)
+    others = collections.deque(name for name in steps if name not in races)
 
-    def run(name: str, work: Step) -> dict:
-        free = of_races if name in races else lanes
-        device = free.get()
-        try:
+    def run(waiting: collections.deque[str], device: str) -> None:
+        while waiting:
+            try:
+                name = waiting.popleft()
+            except IndexError:  # another lane took the last one
+                return
             if _ended.is_set():
                 raise Failure("another step failed")
-            return step(name, functools.partial(work, device))
-        finally:
-            free.put(device)
+            results[name] = step(name, functools.partial(steps[name], device))
 
-    with concurrent.futures.ThreadPoolExecutor(len(steps)) as pool:
-        futures = {pool.submit(run, name, work): name for name, work in steps.items()}
+    lanes = [(others, device) for device in devices * LANES]
+    lanes += [(racing, device) for device in reversed(devices)]
+    with concurrent.futures.ThreadPoolExecutor(len(lanes)) as pool:
+        futures = [pool.submit(run, *lane) for lane in lanes]
         try:
             for future in concurrent.futures.as_completed(futures):
-                results[futures[future]] = future.result()
+                future.result()
         except BaseException:
             _ended.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -38,7 +38,8 @@ RACECHECK_STEPS = {
     "racecheck of integers' products": f"{_PRODUCTS}[int4]",
     "racecheck of gradients": "[matmul_grad]",
     "racecheck of experts": "[matmul_grouped]",
-    "racecheck of products": f"{_PRODUCTS}~[int4]",
+    "racecheck of products": f"{_PRODUCTS}~[int4]~[e2m1]",
+    "racecheck of products of MXFP4 and NVFP4": f"{_PRODUCTS}[e2m1]",
     "racecheck of adapters": f"[lora]~{_STREAM_K_ADAPTERS}",
 }
 SANITIZER_STEPS = {

@@ -17,8 +17,8 @@ GPU = "CUDA_VISIBLE_DEVICES"  # a run may have any of those that it depends on
 
 
 class Passed:
-    """`of`: what each run depends on. A file that is not whole counts for nothing. Without a file
-    nothing is kept."""
+    """`of`: what all runs depend on. A file of other code, or one that is not whole, counts for
+    nothing. Without a file nothing is kept."""
 
     def __init__(self, file: Path | None = None, of: Mapping[str, object] | None = None) -> None:
         self._file, self._of, self._lock = file, dict(of or {}), threading.Lock()
@@ -28,7 +28,8 @@ class Passed:
                 found = json.loads(file.read_text())
             except ValueError as error:
                 print(f"{file} is left aside: {error}")
-        self._runs: dict[str, dict] = found if isinstance(found, dict) else {}
+        same = isinstance(found, dict) and found.get("of") == self._of
+        self._runs: dict[str, dict] = found["runs"] if same else {}
 
     def once(
         self,
@@ -41,14 +42,13 @@ class Passed:
         then, "resumed". `of`: what this run depends on beside the rest."""
         on = (f"{name}={value}" for name, value in environment.items() if name != GPU)
         name = " ".join([*on, *command]).replace(f"{ROOT}/", "")
-        of = self._of | dict(of)
         kept = self._runs.get(name)
         if kept is not None and kept["of"] == of:
             return kept["result"] | {"resumed": True}
         began = time.monotonic()
         result = work()
         result |= {"seconds": round(time.monotonic() - began, 1)}
-        self._keep(name, {"of": of, "result": result})
+        self._keep(name, {"of": dict(of), "result": result})
         return result
 
     def _keep(self, name: str, run: dict) -> None:
@@ -57,5 +57,7 @@ class Passed:
             if self._file is None:
                 return
             whole = self._file.with_suffix(".new")
-            whole.write_text(json.dumps(self._runs, indent=0, sort_keys=True) + "\n")
+            rows = (f" {json.dumps(each)}: {json.dumps(self._runs[each])}" for each in self._runs)
+            runs = ",\n".join(rows)
+            whole.write_text(f'{{"of": {json.dumps(self._of)},\n"runs": {{\n{runs}\n}}}}\n')
             os.replace(whole, self._file)

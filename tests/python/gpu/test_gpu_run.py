@@ -401,7 +401,10 @@ def test_a_file_of_tests_that_has_passed_is_counted_and_not_run_again(tmp_path: 
     assert len(said.read_text().splitlines()) == files
     said.unlink()
     kept = json.loads(file.read_text())
-    file.write_text(json.dumps({name: kept[name] for name in kept if "#check_lora]" not in name}))
+    del kept["runs"][
+        next(name for name in kept["runs"] if "[#check_lora]" in name and "~" not in name)
+    ]
+    file.write_text(json.dumps(kept))
     found = gpu_steps.catch2(run.Passed(file), program, "[cuda]", tmp_path)
     assert found.pop("resumed") and found.pop("seconds") >= 0 and found == expected
     others = [line for line in said.read_text().splitlines() if not line.startswith("~")]
