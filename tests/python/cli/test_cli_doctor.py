@@ -80,6 +80,13 @@ def test_doctor_shows_a_gpu(monkeypatch, tmp_path, capsys):
     said = doctor._gpu_lines({**doctor._gpus(device(0))[0], **older})[1].strip()
     assert said.startswith("driver for CUDA 12.2; this libnf4 has the runtime of CUDA 12.9")
     assert said.endswith("for drivers from 525.60.13 on")
+    for capability, branch in {
+        "10.0": 570, "10.3": 575, "11.0": 580, "12.0": 570, "12.1": 575, "12.9": 575,
+    }.items():  # fmt: skip
+        newer = {**doctor._gpus(device(0))[0], **older, "compute_capability": capability}
+        assert f"this GPU needs a driver from {branch} on" in doctor._gpu_lines(newer)[1]
+        by_cuda_13 = doctor._gpu_lines({**newer, "runtime_version": 13000})[1]
+        assert by_cuda_13.endswith("for drivers from 580.65.06 on")
     presumed = doctor._gpu_lines(
         {**doctor._gpus(device(0))[0], "timed": False, "fused_rows": {"nf4": 0, "int4": 16}}
     )

@@ -35,6 +35,9 @@ _NEEDS = {
 }
 # The first Linux driver for each CUDA version, from the release notes of its toolkit.
 _DRIVERS = {12: "525.60.13", 13: "580.65.06"}
+# The first driver branch for GPUs from a compute capability on: that of the first CUDA version
+# whose compilers know it (tools/cuda_images.py).
+_BRANCHES = {(10, 0): "570", (10, 3): "575", (11, 0): "580", (12, 0): "570", (12, 1): "575"}
 # The oldest compute capability that has kernels (lib/cuda/meson.build).
 _OLDEST_GPU = (7, 5)
 _KINDS = {"nf4": "NF4 and FP4", "int4": "integers"}
@@ -231,14 +234,23 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
     ]
 
 
+def _branch_of(compute_capability: str) -> str:
+    """Returns the driver branch that such a GPU needs, or "" if every driver knows it."""
+    capability = tuple(map(int, compute_capability.split(".")))
+    known = [each for each in _BRANCHES if each <= capability]
+    return _BRANCHES[max(known)] if known else ""
+
+
 def _driver_text(gpu: dict[str, Any]) -> str:
     """Names the driver, its CUDA version, and the drivers that run this libnf4."""
     name = " ".join(["driver", *gpu["driver"].split()])
     runtime = gpu["runtime_version"]
     first = _DRIVERS.get(runtime // 1000, "newer")
+    branch = _branch_of(gpu["compute_capability"])
+    needed = f"; this GPU needs a driver from {branch} on" if branch > first else ""
     return (
         f"{name} for {_cuda_version(gpu['driver_version'])}; this libnf4 has the runtime of "
-        f"{_cuda_version(runtime)}, for drivers from {first} on"
+        f"{_cuda_version(runtime)}, for drivers from {first} on{needed}"
     )
 
 
