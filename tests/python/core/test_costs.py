@@ -314,6 +314,15 @@ def test_what_was_measured_is_stored(folder, monkeypatch):
     assert tuned.path is not None and tuned.path.read_text() == text() and tuned.reason == ""
 
 
+def test_a_reset_beside_a_writer_is_named(folder, monkeypatch):
+    stand_in(monkeypatch, found([]))
+    removed = []
+    monkeypatch.setattr(_costs.os, "fsync", lambda file: removed.extend(api.reset()))
+    tuned = nf4.tune()
+    assert tuned.path is None and "`nf4 tune --reset`, removed the file" in tuned.reason
+    assert len(removed) == 1 and not list(folder.iterdir())
+
+
 def test_at_first_use_a_gpu_is_measured_once(folder, monkeypatch):
     stand_in(monkeypatch, found([]))
     assert nf4.tune(at_first_use=True).path is not None

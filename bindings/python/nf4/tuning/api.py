@@ -71,8 +71,8 @@ def tune(
                   machine, and again at each start for as long as nothing was stored
     advance       called with a name at each of nf4.tuning.api.steps() steps
 
-    Nothing is stored if times vary too much, for example because another program uses the GPU;
-    `reason` of the result says so.
+    Nothing is stored if times vary too much, for example because another program uses the GPU, or
+    if `reset` removes the file as it is written; `reason` of the result says so.
 
     Raises nf4.Error without PyTorch, during the capture of a CUDA graph and if the GPU has too
     little memory, NoDevice without a usable GPU, and OSError if the file cannot be written.
@@ -88,7 +88,11 @@ def tune(
     reason = _refusal(found, tuning.WIDEST_SPREAD)
     if reason:
         return dataclasses.replace(found, reason=reason)
-    path = _costs.store(found.costs)
+    try:
+        path = _costs.store(found.costs)
+    except FileNotFoundError:
+        reason = "another program, such as `nf4 tune --reset`, removed the file as it was written"
+        return dataclasses.replace(found, reason=reason)
     _costs.load(library())
     return dataclasses.replace(found, path=path)
 
@@ -166,8 +170,9 @@ def _refusal(found: Tuning, widest: float) -> str:
 
 
 def reset() -> list[Path]:
-    """Removes the costs of all GPUs, and what killed programs left while they stored costs. Returns
-    the files that there were. Raises OSError."""
+    """Removes the costs of all GPUs, and the files of programs that were killed while they stored
+    costs, or are storing costs now: those store none. Returns the files that there were. Raises
+    OSError."""
     removed = [*_costs.paths(), *_costs.unfinished()]
     for path in removed:
         path.unlink(missing_ok=True)
