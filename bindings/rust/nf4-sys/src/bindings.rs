@@ -844,12 +844,16 @@ functions! {
  not written.
 
  Further differences from exact arithmetic:
-   rounding    in 16 bits the entries, or the entries times the scale, may first be
-               rounded to the dtype. Before scaling, an entry may be off by up to a sixth
-               of the dtype's rounding error. If the scaled entries are rounded, the errors
-               are those of a dense weight of that dtype. They have a nonzero mean in each
-               block; if a row of x has a nonzero mean too, they add up, and they add up
-               more the larger the blocks are.
+   rounding    u is the largest relative error of a rounding to the dtype: 2^-8 in bf16 and
+               2^-11 in fp16. Rounding y changes it by up to u |y|. In 16 bits the entries, or
+               the entries times the scale, may be rounded to the dtype before; in the latter
+               case an entry may be off by up to u / 6 before it is scaled. Each product
+               x * (entry * scale) is thus off by up to 7/6 u of itself and, in fp16, by up to
+               2^-24 |x| (1 + |scale| times the largest entry) more, because small numbers
+               are subnormal. Roundings of the sum in binary32 are additional. If the scaled
+               entries are rounded, the errors are those of a dense weight of that dtype.
+               They have a nonzero mean in each block; if a row of x has a nonzero mean too,
+               they add up, and they add up more the larger the blocks are.
    overflow    x may be multiplied by the entries (in 16 bits, and in fp32 on a GPU, by
                up to twice the entries) and summed before the scale is applied: a sum
                that exceeds binary32 is infinite, even if the scale would bring it back,
@@ -898,7 +902,7 @@ functions! {
  bias is NULL. With a lora, dx = dy W + scale p A, and p = dy B. Everything else is as in the
  functions above with rows and cols exchanged: dx is empty if m or cols is 0, and 0 if rows
  is 0. In 16 bits the entries times the scale may be rounded to the dtype; before that they may
- be off by up to three eighths of its rounding error. fp32 may have any m.
+ be off by up to 3/8 u, and each product thus by up to 11/8 u of itself. fp32 may have any m.
 
  INVALID_ARGUMENT: the cases of those functions; bias is not NULL.*/
     pub fn nf4_matmul_grad_workspace_size(
@@ -1127,8 +1131,9 @@ functions! {
                fp16, a bf16 scale may first be rounded to fp16: a scale that is subnormal in
                fp16 loses bits, and a scale beyond 65504 becomes infinite.
    sums        the sum of x times q may be formed first, and z times the sum of the group's x
-               subtracted; their terms are up to 143 times x. A sum that exceeds binary32 is
-               infinite or NaN, and its rounding is relative to 143 |x|.*/
+               subtracted; their terms are up to 143 times x. A sum that exceeds binary32 or
+               has an infinite x is infinite or NaN, and its rounding is relative to
+               143 |x|.*/
     pub fn nf4_int4_matmul_workspace_size(
         weight: *const nf4_int4_tensor,
         args: *const nf4_matmul_args,
