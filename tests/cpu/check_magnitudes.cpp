@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/int4.hpp"
 #include "cpu/dtypes.hpp"
 #include "support/cpu_matmul.hpp"
 
@@ -44,23 +45,25 @@ float number(Rng &rng, Numbers numbers, int64_t column) {
   }
 }
 
-// The code of 0, and the bits of an element's code in its byte.
-struct Nf4Codes {
-  static constexpr int kZero = 7;
-  static int shift(int64_t element) { return element % 2 == 0 ? 4 : 0; }
-};
-struct Int4Codes {
-  static constexpr int kZero = 8;
-  static int shift(int64_t element) { return element % 2 == 0 ? 0 : 4; }
-};
-
-template <class Codes, class Host>
-void set_zeros(Host &weight, int64_t row_bytes) {
+// Gives every kZeroStep-th column the number 0.
+void set_zeros(HostWeight &weight) {
+  constexpr int kZero = 7;  // of NF4
   for (int64_t row = 0; row < weight.shape.rows; ++row)
     for (int64_t k = 0; k < weight.shape.cols; k += kZeroStep) {
-      uint8_t &byte = weight.bytes[0][row * row_bytes + k / 2];
-      byte =
-          static_cast<uint8_t>((byte & ~(15 << Codes::shift(k))) | Codes::kZero << Codes::shift(k));
+      const int64_t element = row * weight.shape.cols + k;
+      const int shift = element % 2 == 0 ? 4 : 0;
+      uint8_t &byte = weight.bytes[kPacked][element / 2];
+      byte = static_cast<uint8_t>((byte & ~(15 << shift)) | kZero << shift);
+    }
+}
+void set_zeros(HostInt4Weight &weight) {
+  const nf4_int4_tensor &shape = weight.shape;
+  auto *words = reinterpret_cast<uint32_t *>(weight.bytes[kInt4Packed].data());
+  for (int64_t row = 0; row < shape.rows; ++row)
+    for (int64_t k = 0; k < shape.cols; k += kZeroStep) {
+      const Int4Place place = int4_code(shape.layout, shape.rows, shape.cols, row, k);
+      words[place.word] = (words[place.word] & ~(15u << place.shift)) | kInt4SymmetricZero
+                                                                            << place.shift;
     }
 }
 
@@ -75,10 +78,10 @@ void set_x(MatmulCaseOf<Host> &test, Rng &rng, Numbers numbers) {
   });
 }
 
-template <class Codes, class Host>
+template <class Host>
 void check_numbers(MatmulCaseOf<Host> test, Rng &rng, Numbers numbers) {
   INFO("numbers " << static_cast<int>(numbers));
-  if (has_zeros(numbers)) set_zeros<Codes>(test.weight, test.weight.shape.cols / 2);
+  if (has_zeros(numbers)) set_zeros(test.weight);
   set_x(test, rng, numbers);
   check_matmul(test, rng);
 }
@@ -131,7 +134,7 @@ TEST_CASE("rows of x with numbers of any magnitudes are multiplied", "[matmul][a
         const MatmulCase test =
             random_matmul_case(rng, kind, CodebookKind::kNf4, shape, XKind::kOrdinary);
         INFO(describe(test, stream));
-        check_numbers<Nf4Codes>(test, rng, numbers);
+        check_numbers(test, rng, numbers);
       }
 }
 
@@ -148,7 +151,7 @@ TEST_CASE("rows of x with numbers of any magnitudes are multiplied with integers
         const Int4MatmulCase test = random_int4_matmul_case(rng, kind, {shape.rows, shape.cols, 32},
                                                             dtype, shape.m, XKind::kOrdinary, true);
         INFO(describe(test, stream));
-        check_numbers<Int4Codes>(test, rng, numbers);
+        check_numbers(test, rng, numbers);
       }
 }
 
@@ -166,7 +169,7 @@ TEST_CASE("rows of x with numbers of any magnitudes are multiplied with words of
         const Int4MatmulCase test =
             random_int4_matmul_case(rng, kind, shape, NF4_DTYPE_BF16, m, XKind::kOrdinary, true);
         INFO(describe(test, stream));
-        check_numbers<Int4Codes>(test, rng, numbers);
+        check_numbers(test, rng, numbers);
       }
 }
 
@@ -241,4 +244,93 @@ TEST_CASE("the last group of integers may have an infinite scale", "[matmul][acc
         x, std::numeric_limits<float>::infinity(),
         [&](const nf4_matmul_args &args) { return nf4_int4_matmul_cpu(&weight, &args, 1); });
   }
+}
+
+namespace {
+
+// Rows of x with two numbers so far apart that the smaller one underflows beside the other, which
+// meets elements of 0. `element` is an element of the weight.
+template <class Multiply, class Element>
+void check_far_apart(int m, int64_t rows, int64_t cols, Multiply multiply, Element element) {
+  constexpr float kLarge = 1e30f;
+  for (const float small : {1e-25f, 1e-20f}) {
+    std::vector<BFloat16> x(m * cols);
+    for (int64_t i = 0; i < m * cols; ++i) {
+      const float number = (1 + static_cast<float>(i % 7) / 8) * small;
+      x[i] = from_float<BFloat16>(i % cols % kZeroStep == 0 ? kLarge : number);
+    }
+    std::vector<BFloat16> y(m * rows);
+    nf4_matmul_args args{};
+    args.struct_size = sizeof args;
+    args.dtype = NF4_DTYPE_BF16;
+    args.m = m;
+    args.x = x.data();
+    args.x_stride = cols;
+    args.y = y.data();
+    args.y_stride = rows;
+    REQUIRE(multiply(args) == NF4_STATUS_OK);
+    for (int64_t i = 0; i < m * rows; ++i) {
+      double exact = 0, magnitude = 0;
+      for (int64_t k = 0; k < cols; ++k) {
+        const double term =
+            element(i % rows, k) * static_cast<double>(to_float(x[i / rows * cols + k]));
+        exact += term;
+        magnitude += std::fabs(term);
+      }
+      if (std::fabs(to_float(y[i]) - exact) <= 2.01 * kBf16Unit * magnitude) continue;
+      FAIL("y[" << i / rows << "][" << i % rows << "] is " << to_float(y[i]) << ", expected "
+                << exact << ", beside " << small);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("small numbers of x count beside large ones that meet elements of 0",
+          "[matmul][accuracy]") {
+  constexpr int64_t kRows = 16;
+  Rng rng(0x4c000000);
+  for (const cpu::Variant *variant : supported_variants())
+    for (const int m : {1, 6, 70})
+      for (const int64_t cols : {64, 192, 352}) {
+        const ForcedVariant forced(*variant);
+        INFO("variant " << variant->name << ", m " << m << ", cols " << cols);
+        MatmulCase test = plain_matmul_case(rng, {NF4_DTYPE_BF16, 32, false}, {kRows, cols, m});
+        set_zeros(test.weight);
+        const PlacedWeight placed(rng, test.weight);
+        const nf4_tensor tensor = placed.tensor();
+        std::vector<float> elements(kRows * cols);
+        REQUIRE(nf4_dequant_cpu(&tensor, elements.data(), NF4_DTYPE_FP32, 1) == NF4_STATUS_OK);
+        check_far_apart(
+            m, kRows, cols,
+            [&](const nf4_matmul_args &args) { return nf4_matmul_cpu(&tensor, &args, 1); },
+            [&](int64_t n, int64_t k) { return double{elements[n * cols + k]}; });
+      }
+}
+
+TEST_CASE("small numbers of x count beside large ones that meet integers of 0",
+          "[matmul][accuracy]") {
+  constexpr int64_t kRows = 16;
+  Rng rng(0x4d000000);
+  for (const cpu::Variant *variant : supported_variants())
+    for (const nf4_int4_layout layout : kInt4Layouts)
+      for (const int m : {1, 6, 70})
+        for (const Int4Shape &shape : {Int4Shape{kRows, 16, -1},
+                                       {kRows, 64, 16},
+                                       {kRows, 96, 8},
+                                       {kRows, 192, 32},
+                                       {kRows, 352, -1}}) {
+          const ForcedVariant forced(*variant);
+          INFO("variant " << variant->name << ", layout " << layout << ", m " << m << ", cols "
+                          << shape.cols << ", groups of " << shape.group_size);
+          HostInt4Weight weight =
+              random_int4_weight(rng, {layout, NF4_DTYPE_BF16, false, 0}, shape, true);
+          set_zeros(weight);
+          const std::vector<float> elements = int4_elements(weight);
+          const nf4_int4_tensor tensor = weight.in_place();
+          check_far_apart(
+              m, kRows, shape.cols,
+              [&](const nf4_matmul_args &args) { return nf4_int4_matmul_cpu(&tensor, &args, 1); },
+              [&](int64_t n, int64_t k) { return double{elements[n * shape.cols + k]}; });
+        }
 }

@@ -81,6 +81,7 @@ struct PairIntegers {
   uint32_t inexact[2];  // a bit for each number: eight of the first 16, of the next 16, and so on
 
   PairIntegers(const __m256i (&x)[4], int exponent, __m256i order) {
+    const __m256 unit = _mm256_set1_ps(power_of_two(exponent));
     const __m256 inverse = _mm256_set1_ps(power_of_two(-exponent));
     const __m256i zero = _mm256_setzero_si256();
     __m256i differs[4];
@@ -93,10 +94,11 @@ struct PairIntegers {
       __m256i integers[2], differ[2];
       NF4_UNROLL
       for (int j = 0; j < 2; ++j) {
-        const __m256 scaled = _mm256_mul_ps(_mm256_castsi256_ps(wide[j]), inverse);
-        integers[j] = _mm256_cvtps_epi32(scaled);
-        differ[j] = _mm256_castps_si256(
-            _mm256_cmp_ps(scaled, _mm256_cvtepi32_ps(integers[j]), _CMP_NEQ_UQ));
+        const __m256 number = _mm256_castsi256_ps(wide[j]);
+        integers[j] = _mm256_cvtps_epi32(_mm256_mul_ps(number, inverse));
+        // Compared with x itself: number * inverse may underflow to 0.
+        const __m256 back = _mm256_mul_ps(_mm256_cvtepi32_ps(integers[j]), unit);
+        differ[j] = _mm256_castps_si256(_mm256_cmp_ps(number, back, _CMP_NEQ_UQ));
       }
       differs[i] = _mm256_packs_epi32(differ[0], differ[1]);
       const __m256i packed = _mm256_packs_epi32(integers[0], integers[1]);
@@ -134,19 +136,19 @@ inline int split_some(const SplitPairsArgs &args) {
   constexpr int kBits = kPairBits - 2;  // so that magnitudes do not exceed the sum allowed
   const int top = most_frequent_exponent<kBits>(args.x);
   const int exponent = top - kExponentBias - (kBits - 1);
-  const float inverse = power_of_two(-exponent);
+  const float scale = power_of_two(exponent), inverse = power_of_two(-exponent);
   int count = 0;
   bool fits = true;
   for (int i = 0; i < kPairUnit; ++i) {
-    const float x = bf16_number(args.x[i]), scaled = x * inverse;
+    const float x = bf16_number(args.x[i]);
     const int e = biased_exponent(args.x[i]);
-    const int integer = e <= top && e + kBits > top ? static_cast<int>(scaled) : 0;
-    const bool exact = static_cast<float>(integer) == scaled;
+    const int integer = e <= top && e + kBits > top ? static_cast<int>(x * inverse) : 0;
+    const bool exact = static_cast<float>(integer) * scale == x;
     const int place = place_of(args.order, i);
     args.out[place] = static_cast<int16_t>(exact ? integer : 0);
     if (!exact) fits &= add_rest(args, place, x, count);
   }
-  *args.scale = power_of_two(exponent) * args.unit;
+  *args.scale = scale * args.unit;
   return fits ? count : -1;
 }
 

@@ -53,6 +53,11 @@ struct LaneScales {
   }
 };
 
+// Nonzero where x is not 0, but its product with a scale is.
+inline __m256 underflows(__m256 x, __m256 product) {
+  return _mm256_and_ps(x, _mm256_cmp_ps(product, _mm256_setzero_ps(), _CMP_EQ_OQ));
+}
+
 // Rounds x to integers, and returns what is left of x, which is exact.
 inline __m256 split_off(__m256 x, __m256 &integers) {
   const __m256 rounded = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -78,7 +83,9 @@ inline Split split_unit(const __m256 (&x)[8], float unit, SplitUnit &out) {
   __m256 high[8], low[8], any_rest = _mm256_setzero_ps(), any_left = _mm256_setzero_ps();
   NF4_UNROLL
   for (int j = 0; j < 8; ++j) {
-    const __m256 rest = split_off(_mm256_mul_ps(x[j], lanes.inverse[j % 2]), high[j]);
+    const __m256 scaled = _mm256_mul_ps(x[j], lanes.inverse[j % 2]);
+    const __m256 rest = split_off(scaled, high[j]);
+    any_left = _mm256_or_ps(any_left, underflows(x[j], scaled));
     any_rest = _mm256_or_ps(any_rest, rest);
     any_left = _mm256_or_ps(any_left,
                             split_off(_mm256_mul_ps(rest, _mm256_set1_ps(1 / kLowUnit)), low[j]));
