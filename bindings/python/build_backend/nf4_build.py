@@ -99,8 +99,16 @@ def _major_version(nvcc: str) -> int:
     return int(found[1])
 
 
+def _toolkit_folders(wheels: Path) -> list[Path]:
+    """Where a toolkit may lie: beside the wheels, or in the user's cache if that is read-only."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    homes = [Path(cache) / "libnf4"] if os.path.isabs(cache) else []
+    return [each / "nf4_toolkit" for each in (wheels, *homes)]
+
+
 def _toolkit(nvcc: str) -> str:
-    """The nvcc for drivers of CUDA 12: this one, or that of a toolkit composed with it."""
+    """The nvcc for drivers of CUDA 12: this one, or that of a toolkit composed with it. Raises
+    SystemExit where there is none."""
     if _major_version(nvcc) <= 12:
         return nvcc
     assembler = _installed("cuda_nvcc", "bin/ptxas")
@@ -112,11 +120,21 @@ def _toolkit(nvcc: str) -> str:
             "NF4_CUDA_DRIVER=13 builds one for those of CUDA 13"
         )
     root = Path(nvcc).resolve().parents[1]
-    folder = assembler.parents[1] / "nf4_toolkit"
-    if root.parent == folder.resolve():  # composed before
+    folders = _toolkit_folders(assembler.parents[1])
+    if root.parent in [folder.resolve() for folder in folders]:  # composed before
         return nvcc
-    composed = nf4_toolkit.compose(folder, root, assembler / "bin" / "ptxas", runtime)
-    return str(composed / "bin" / "nvcc")
+    failures = []
+    for folder in folders:
+        try:
+            parts = root, assembler / "bin" / "ptxas", runtime
+            return str(nf4_toolkit.compose(folder, *parts) / "bin" / "nvcc")
+        except OSError as error:
+            failures.append(str(error))
+    raise SystemExit(
+        "libnf4: no toolkit for drivers of CUDA 12 can be composed: "
+        f"{'; '.join(dict.fromkeys(failures))}; NF4_CUDA_DRIVER=13 builds a library for those of "
+        "CUDA 13 without one"
+    )
 
 
 def cuda_environment() -> dict[str, str]:

@@ -315,6 +315,46 @@ def test_the_wheels_of_cuda_12_are_not_there(backend, monkeypatch, tmp_path):
         backend.cuda_environment()
 
 
+def test_wheels_in_a_folder_that_is_read_only(backend, monkeypatch, tmp_path, wheels_of_cuda_12):
+    """The toolkit lies in the user's cache. If that is read-only too, a sentence says so."""
+    compose, readable = backend.nf4_toolkit.compose, {tmp_path / "nf4_toolkit"}
+
+    def compose_where_writable(folder, *parts):
+        if folder in readable:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return compose(folder, *parts)
+
+    monkeypatch.setattr(backend.nf4_toolkit, "compose", compose_where_writable)
+    nvcc_of(tmp_path / "13", "release 13.0")
+    monkeypatch.setattr(backend, "wheel_root", lambda: tmp_path / "13")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache = tmp_path / "cache" / "libnf4" / "nf4_toolkit"
+    backend.cuda_environment()
+    assert [parts[0] for parts in wheels_of_cuda_12] == [cache]
+    readable.add(cache)
+    with pytest.raises(SystemExit, match="no toolkit .*denied: .*cache.*; NF4_CUDA_DRIVER=13"):
+        backend.cuda_environment()
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")  # not a folder of the user's
+    with pytest.raises(SystemExit, match="no toolkit for drivers of CUDA 12 can be composed"):
+        backend.cuda_environment()
+    nvcc = nvcc_of(cache / "cuda12-0", "release 13.0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("NF4_CUDA_DRIVER", "12")
+    monkeypatch.setenv("PATH", str(nvcc.parent))
+    assert backend.cuda_environment() == {"PATH": f"{nvcc.parent}:{nvcc.parent}"}
+
+
+def test_a_part_of_the_wheels_that_is_missing(backend, monkeypatch, tmp_path, wheels_of_cuda_12):
+    def compose(*parts):
+        raise FileNotFoundError("there is no part, which a build for CUDA 12 needs")
+
+    monkeypatch.setattr(backend.nf4_toolkit, "compose", compose)
+    nvcc_of(tmp_path / "13", "release 13.0")
+    monkeypatch.setattr(backend, "wheel_root", lambda: tmp_path / "13")
+    with pytest.raises(SystemExit, match="composed: there is no part, which a build for CUDA 12 n"):
+        backend.cuda_environment()
+
+
 def test_requirements_for_drivers_of_cuda_12(backend, monkeypatch, tmp_path):
     monkeypatch.setattr(backend.platform, "system", lambda: "Linux")
     monkeypatch.setattr(backend.platform, "machine", lambda: "x86_64")
