@@ -156,6 +156,21 @@ def test_a_dense_product_may_have_a_larger_error(measured: dict[str, Any]) -> No
     assert ["skinny" in doubt for doubt in report.doubts(made)] == [True]
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_dense_product_may_round_the_sums_of_parts(dtype: str) -> None:
+    """The longest sums of a report, rounded as often as by the narrowest tiles of 32 columns."""
+    columns, kind = max(map(max, figures.SHAPES)), {"fp16": torch.half, "bf16": torch.bfloat16}
+    torch.manual_seed(0)
+    x = torch.randn(32, columns, dtype=kind[dtype])
+    weight = torch.randn(48, columns) / columns**0.5
+    rounded, y = weight.to(x.dtype).float(), torch.zeros(32, 48, dtype=x.dtype)
+    for part in torch.arange(columns).split(32):
+        y += (x[:, part].float() @ rounded[:, part].T).to(x.dtype)
+    exact = x.double() @ weight.double().T
+    error = float((y - exact).norm() / exact.norm())
+    assert 0.7 * report.MOST_DENSE_ERROR[dtype] < error < 0.9 * report.MOST_DENSE_ERROR[dtype]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_result_that_is_no_number_is_doubtful(value: float, monkeypatch: Any) -> None:
     """JSON cannot hold its error."""
