@@ -1,7 +1,7 @@
 /* Quantizes and dequantizes a weight in raw GPU memory, on a stream of the caller, and compares
  * every byte with the result of the CPU. Exits with 77 if there is no GPU that libnf4 can use.
  *
- *   cc device_buffers.c -lnf4 -ldl */
+ *   eval "cc device_buffers.c $(pkg-config --cflags --libs nf4) -ldl" */
 #include <nf4/nf4.h>
 #include <string.h>
 

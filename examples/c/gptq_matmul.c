@@ -2,7 +2,7 @@
  * and, if there is a GPU, in raw GPU memory on a stream of the caller. Compares with the
  * dequantized weight.
  *
- *   cc gptq_matmul.c -lnf4 -ldl -lm */
+ *   eval "cc gptq_matmul.c $(pkg-config --cflags --libs nf4) -ldl -lm" */
 #include <math.h>
 #include <nf4/nf4.h>
 #include <string.h>

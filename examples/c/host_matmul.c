@@ -1,7 +1,7 @@
 /* Multiplies x by weights that stay in 4 bits, on the CPU: y = x W^T for one weight, then for two
  * weights that share x, in one call. Compares with products of the dequantized weights.
  *
- *   cc host_matmul.c -lnf4 -lm */
+ *   eval "cc host_matmul.c $(pkg-config --cflags --libs nf4) -lm" */
 #include <math.h>
 #include <nf4/nf4.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * their values are those of the CPU. Exits with 77 if there is no GPU for the second part. With the
  * argument "host" the program ends after the first part.
  *
- *   cc mistralrs.c -lnf4 -ldl */
+ *   eval "cc mistralrs.c $(pkg-config --cflags --libs nf4) -ldl" */
 #include <string.h>
 
 #include "cuda_driver.h"

@@ -1,7 +1,8 @@
 // Dequantizes a weight in GPU memory to fp16, with the CUDA runtime and owned buffers, and compares
 // every value with the result of the CPU. Exits with 77 if there is no GPU that libnf4 can use.
 //
-//   nvcc -std=c++17 device_buffers.cpp -lnf4
+//   flags=$(pkg-config --cflags --libs nf4)
+//   eval "nvcc -std=c++17 --forward-unknown-to-host-compiler device_buffers.cpp $flags"
 #include "owned.hpp"
 
 namespace {

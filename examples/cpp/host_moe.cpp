@@ -2,7 +2,7 @@
 // in 4 bits. Compares with a loop over tokens and their experts on the dequantized weights, in
 // binary64.
 //
-//   c++ -std=c++17 host_moe.cpp -lnf4
+//   eval "c++ -std=c++17 host_moe.cpp $(pkg-config --cflags --libs nf4)"
 #include <cstdio>
 
 #include "moe.hpp"

@@ -4,7 +4,8 @@
 // so a CUDA graph that is captured once serves every routing of its 40 tokens. Compares the results
 // with those of the CPU. Exits with 77 if there is no GPU that libnf4 can use.
 //
-//   nvcc -std=c++17 moe_block.cu -lnf4
+//   flags=$(pkg-config --cflags --libs nf4)
+//   eval "nvcc -std=c++17 --forward-unknown-to-host-compiler moe_block.cu $flags"
 #include <cuda_fp16.h>
 
 #include "moe.hpp"

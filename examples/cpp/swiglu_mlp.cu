@@ -4,7 +4,8 @@
 // and compares the results with those of the CPU. Exits with 77 if there is no GPU that libnf4 can
 // use.
 //
-//   nvcc -std=c++17 swiglu_mlp.cu -lnf4
+//   flags=$(pkg-config --cflags --libs nf4)
+//   eval "nvcc -std=c++17 --forward-unknown-to-host-compiler swiglu_mlp.cu $flags"
 #include <cuda_fp16.h>
 
 #include <algorithm>

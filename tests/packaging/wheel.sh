@@ -77,8 +77,20 @@ if have pkg-config; then
   (cd / && "$folder/first/first" >/dev/null)
   ! readelf -d first/first | grep -E '(RUNPATH|RPATH).*\[[^/]' || exit 1
   passed 'C of docs/c.md'
+  # The commands at the top of examples.
+  for each in c/host_matmul.c cpp/host_moe.cpp; do
+    {
+      block docs/building.md sh prefix= | grep -v '^cmake '
+      sed -n 's|^[ /*]*   \(eval ".*\)".*|\1 -o \\"\\$folder/by_its_head\\""|p' "$root/examples/$each"
+    } >head.sh
+    (cd "$root/examples/${each%/*}" && folder=$folder PATH=$folder/bin:$PATH sh -e "$folder/head.sh")
+    ./by_its_head >/dev/null
+    rm by_its_head
+  done
+  passed 'examples by their own commands'
 else
   skipped 'C of docs/c.md' 'no pkg-config'
+  skipped 'examples by their own commands' 'no pkg-config'
 fi
 
 mkdir app
