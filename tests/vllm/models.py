@@ -44,6 +44,7 @@ _FALCON = dict(
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True),
     "llama_plain": lambda: transformers.LlamaConfig(**_SIZES),
+    "llama_narrow": lambda: transformers.LlamaConfig(**_SIZES | {"intermediate_size": 320}),
     "qwen3": lambda: transformers.Qwen3Config(**_SIZES, head_dim=32),
     "falcon": lambda: transformers.FalconConfig(
         **_FALCON, num_kv_heads=4, new_decoder_architecture=True, multi_query=False

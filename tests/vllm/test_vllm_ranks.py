@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gpt_oss_models
 import models
+import nf4
 import pytest
 from conftest import Engines
 from models import Made, require_same
@@ -37,6 +38,18 @@ def test_checkpoints(engines: Engines, made: Made) -> None:
     said = engines(*({"model": str(checkpoint)} | ranks for checkpoint, ranks in runs))
     for (checkpoint, _), each in zip(runs, said, strict=True):
         require_same(each, made.reference(checkpoint))
+
+
+def test_nested_scales_that_are_cut(engines: Engines, made: Made) -> None:
+    """A rank's rows of gate and up end inside a nested block of 256 blocks of 64 values, and its
+    columns of down inside a block."""
+    checkpoint = made.checkpoint("llama_narrow")
+    gate = nf4.load(checkpoint)["model.layers.0.mlp.gate_proj.weight"]
+    elements = gate.shape[0] // 2 * gate.shape[1]
+    assert gate.nested and elements % (gate.blocksize * gate.nested_blocksize)
+    assert gate.shape[0] // 2 % gate.blocksize
+    (said,) = engines({"model": str(checkpoint)} | TENSORS)
+    require_same(said, made.reference(checkpoint))
 
 
 @pytest.fixture(scope="module")
