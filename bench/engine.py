@@ -32,6 +32,7 @@ KINDS = {
     "NF4": QuantizeOptions(),
     "integers": QuantizeOptions(format="int4", group_size=64),
 }
+DTYPES: dict[str, tuple[str, ...]] = {"fp32": (), "bf16": ("--bf16",)}
 
 
 def arguments() -> argparse.Namespace:
@@ -67,8 +68,10 @@ def of_transformers(folder: Path, threads: int) -> Callable[[], float]:
     return measure
 
 
-def of_engine(program: Path, folder: Path, threads: int) -> Callable[[], float]:
-    options = ["--cpu", "--threads", str(threads), "--tokens", str(STEPS + 1)]
+def of_engine(
+    program: Path, folder: Path, threads: int, dtype: tuple[str, ...]
+) -> Callable[[], float]:
+    options = ["--cpu", *dtype, "--threads", str(threads), "--tokens", str(STEPS + 1)]
     command = [str(program), str(folder), *options, ",".join(map(str, PROMPT))]
 
     def measure() -> float:
@@ -89,7 +92,9 @@ def main() -> None:
         for kind, options in KINDS.items():
             folder = Path(temporary) / kind
             quantize_checkpoint(str(given.model), str(folder), options)
-            forms[f"C++ engine, {kind}"] = of_engine(given.program, folder, given.threads)
+            for dtype, words in DTYPES.items():
+                engine = of_engine(given.program, folder, given.threads, words)
+                forms[f"C++ engine, {kind}, {dtype}"] = engine
         turns = [{form: work() for form, work in forms.items()} for _ in range(given.turns)]
     rows = []
     for form in forms:

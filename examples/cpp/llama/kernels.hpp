@@ -20,7 +20,7 @@
 
 using nf4::require;
 
-constexpr int kVector = 16;    // numbers, or half as many, that a thread loads together
+constexpr int kVector = 16;    // numbers that a thread loads together; half as many on a GPU
 constexpr int kThreads = 512;  // threads of a block
 constexpr int kTile = 2048;    // keys whose scores attention has at a time
 
@@ -30,10 +30,16 @@ struct Row {
 };
 
 // 16 bytes on a GPU.
-template <class T>
+template <class T, int kSize>
 struct alignas(16) Vector {
-  T of[sizeof(T) == 4 ? kVector : kVector / 2];
+  T of[kSize];
 };
+
+// Adds the products of two vectors to as many sums. A backend may overload it for its T.
+template <class T, int kSize>
+HOST_DEVICE void add_products(float *sums, const Vector<T, kSize> &u, const Vector<T, kSize> &v) {
+  for (int j = 0; j < kSize; ++j) sums[j] += float(u.of[j]) * float(v.of[j]);
+}
 
 // A step of m rows. Products read normed, attended and inner. They write both (q, k and v, later
 // gate and up), added (which the next norm adds to x) and, for the last row of each sequence,
@@ -45,9 +51,10 @@ struct Step : nf4::LlamaConfig {
   using Thread = typename Backend::template Team<1>;
   using Warp = typename Backend::template Team<32>;
   using Block = typename Backend::template Team<kThreads>;
+  static constexpr int kSize = Backend::kReadsHost ? kVector : kVector / 2;
+  using Vector = ::Vector<T, kSize>;
   // On a GPU a copy is one load. On the CPU it would keep the compiler from using vectors.
-  using Loaded = std::conditional_t<Backend::kReadsHost, const Vector<T> &, const Vector<T>>;
-  static constexpr int kSize = sizeof(Vector<T>) / sizeof(T);
+  using Loaded = std::conditional_t<Backend::kReadsHost, const Vector &, const Vector>;
 
   int m, context;
   Row *rows;
@@ -60,7 +67,7 @@ struct Step : nf4::LlamaConfig {
     const T *from = table ? table + int64_t{rows[i].token} * hidden : x + row;
     float sum = 0;
     for (int c = team.rank * kSize; c < hidden; c += team.size * kSize) {
-      Vector<T> a = at(from + c), b = at(table ? from + c : added + row + c);
+      Vector a = at(from + c), b = at(table ? from + c : added + row + c);
       for (int j = 0; j < kSize; ++j)
         a.of[j] = table ? a.of[j] : T(float(a.of[j]) + float(b.of[j]));
       for (int j = 0; j < kSize; ++j) sum += float(a.of[j]) * float(a.of[j]);
@@ -68,7 +75,7 @@ struct Step : nf4::LlamaConfig {
     }
     const float scale = 1 / sqrtf(team.sum(sum) / hidden + norm_eps);
     for (int c = team.rank * kSize; c < hidden; c += team.size * kSize) {
-      Vector<T> a = at(x + row + c), b = at(weight + c);
+      Vector a = at(x + row + c), b = at(weight + c);
       for (int j = 0; j < kSize; ++j)
         a.of[j] = T(float(T(float(a.of[j]) * scale)) * float(b.of[j]));
       at(to + row + c) = a;
@@ -164,8 +171,8 @@ struct Step : nf4::LlamaConfig {
   }
 
  private:
-  HOST_DEVICE static Vector<T> &at(const T *numbers) {
-    return *reinterpret_cast<Vector<T> *>(const_cast<T *>(numbers));
+  HOST_DEVICE static Vector &at(const T *numbers) {
+    return *reinterpret_cast<Vector *>(const_cast<T *>(numbers));
   }
   // Returns the part of a dot product that thread `rank` of `size` computes.
   HOST_DEVICE static float dot(const T *a, const T *b, int count, int rank, int size) {
@@ -173,7 +180,7 @@ struct Step : nf4::LlamaConfig {
     UNROLL
     for (int c = rank * kSize; c < count; c += size * kSize) {
       const Loaded u = at(a + c), v = at(b + c);
-      for (int j = 0; j < kSize; ++j) sums[j] += float(u.of[j]) * float(v.of[j]);
+      add_products(sums, u, v);
     }
     for (int j = 0; j < kSize; ++j) sum += sums[j];
     return sum;

@@ -8,8 +8,50 @@
 
 void generate_on_gpu(const Options &options);  // gpu.cu
 
-// Runs the model on the CPU, in fp32: libnf4 computes the products, and teams of one thread the
-// rest.
+// A number in bf16, the upper half of a float.
+struct Bf16 {
+  uint16_t bits;
+
+  Bf16() = default;
+  explicit Bf16(float value) {  // rounds to nearest even
+    uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    bits = value == value ? (word + 0x7fff + (word >> 16 & 1)) >> 16 : 0x7fff;
+  }
+  operator float() const { return of(uint32_t{bits} << 16); }
+  static float of(uint32_t word) {
+    float value;
+    std::memcpy(&value, &word, sizeof value);
+    return value;
+  }
+};
+
+#ifdef __AVX2__
+constexpr int kRegister = 32;  // bytes
+#else
+constexpr int kRegister = 16;
+#endif
+
+constexpr int kAhead = 128;  // vectors by which a weight is prefetched
+
+// Multiplies the upper and the lower halves of 32-bit words apart. Widening the numbers in order
+// takes shuffles, which bound the head.
+inline void add_products(float *sums, const Vector<Bf16, kVector> &u,
+                         const Vector<Bf16, kVector> &v) {
+  using Words = uint32_t __attribute__((vector_size(kRegister), aligned(4), may_alias));
+  using Floats = float __attribute__((vector_size(kRegister), aligned(4), may_alias));
+  const auto *a = reinterpret_cast<const Words *>(&u), *b = reinterpret_cast<const Words *>(&v);
+  auto *to = reinterpret_cast<Floats *>(sums);
+  __builtin_prefetch(&u + kAhead);
+  for (int i = 0; i < 2 * kVector / kRegister; ++i) {
+    to[2 * i] += (Floats)(a[i] << 16) * (Floats)(b[i] << 16);
+    to[2 * i + 1] += (Floats)(a[i] & 0xffff0000) * (Floats)(b[i] & 0xffff0000);
+  }
+}
+
+// Runs the model on the CPU, in fp32 or bf16: libnf4 computes the products, and teams of one thread
+// the rest.
+template <class Number>
 class Cpu {
  public:
   template <int>
@@ -24,7 +66,7 @@ class Cpu {
       return memory.data();
     }
   };
-  using T = float;
+  using T = Number;
   static constexpr bool kReadsHost = true;
 
   explicit Cpu(int64_t threads)
@@ -61,7 +103,8 @@ class Cpu {
 };
 
 constexpr const char *kUsage =
-    "llama FOLDER [--tokens N] [--cpu] [--threads N] [--context N] [--logits FILE] PROMPT...\n"
+    "llama FOLDER [--tokens N] [--cpu [--bf16]] [--threads N] [--context N] [--logits FILE] "
+    "PROMPT...\n"
     "1 to 8 prompts: token ids with commas.\n";
 
 // Prints the usage and exits if the words are not valid. Numbers are read as in JSON.
@@ -70,6 +113,8 @@ static Options parse(const std::vector<std::string> &words) try {
   for (size_t i = 0; i < words.size(); ++i) {
     if (words[i] == "--cpu") {
       options.cpu = true;
+    } else if (words[i] == "--bf16") {
+      options.bf16 = true;
     } else if (words[i] == "--logits") {
       options.logits = words.at(++i);
     } else if (options.numbers.count(words[i])) {
@@ -95,7 +140,8 @@ int main(int count, char **words) try {
 #ifdef LLAMA_ON_GPU
   if (!options.cpu) return generate_on_gpu(options), 0;
 #endif
-  generate(options, Cpu(options.numbers.at("--threads")));
+  const int64_t threads = options.numbers.at("--threads");
+  options.bf16 ? generate(options, Cpu<Bf16>(threads)) : generate(options, Cpu<float>(threads));
   return 0;
 } catch (const std::exception &error) {
   std::fprintf(stderr, "%s\n", error.what());

@@ -13,7 +13,7 @@ constexpr int kChunk = 512;  // rows of a prompt that are computed at a time
 struct Options {
   std::string folder, logits;
   std::map<std::string, int64_t> numbers{{"--tokens", 64}, {"--context", 0}, {"--threads", 0}};
-  bool cpu = false;
+  bool cpu = false, bf16 = false;
   std::vector<std::vector<int64_t>> prompts;
 };
 

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.interop
 TOKENS = 64
 # Lengths of the prompts of a batch; the last is computed in two chunks.
 LENGTHS = (5, 1, 520)
+# Of the largest logit; the weights make much of roundings.
+BF16_BOUND = 1e-1
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
@@ -74,13 +76,14 @@ def run(folder, *arguments):
     )
 
 
-def check(folder, model, file, lengths=LENGTHS, count=TOKENS):
-    """Greedy tokens of a batch, and all logits on the way."""
+def check(folder, model, file, lengths=LENGTHS, count=TOKENS, options=(), bound=1e-4):
+    """Greedy tokens of a batch, and all logits on the way, whose errors are at most `bound` of the
+    largest."""
     generator = torch.Generator().manual_seed(2)
     vocabulary = model.config.vocab_size
     prompts = [torch.randint(vocabulary, (size,), generator=generator) for size in lengths]
     words = [",".join(map(str, prompt.tolist())) for prompt in prompts]
-    result = run(folder, "--tokens", count, "--logits", file, *words)
+    result = run(folder, *options, "--tokens", count, "--logits", file, *words)
     assert result.returncode == 0, result.stderr
     chosen = [[int(token) for token in line.split(",")] for line in result.stdout.split()]
     logits = np.fromfile(file, np.float32).reshape(count, len(prompts), vocabulary)
@@ -90,7 +93,7 @@ def check(folder, model, file, lengths=LENGTHS, count=TOKENS):
         with torch.no_grad():
             expected = model(tokens[None]).logits[0, len(prompt) - 1 : -1]
         error = (torch.from_numpy(logits[:, i]) - expected).abs().max().item()
-        allowed = 1e-4 * expected.abs().max().item()
+        allowed = bound * expected.abs().max().item()
         assert error < allowed
         # The largest logit, or one that is equal to it but for rounding.
         taken = expected.gather(1, torch.tensor(chosen[i])[:, None])[:, 0]
@@ -103,6 +106,14 @@ def test_as_transformers(tmp_path, case):
     more, options = MODELS[case]
     folder, model = make(tmp_path, more, options, shards="shards" in case)
     check(folder, model, tmp_path / "logits")
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("case", MODELS)
+def test_bf16_as_transformers(tmp_path, case):
+    more, options = MODELS[case]
+    folder, model = make(tmp_path, more, options, shards="shards" in case)
+    check(folder, model, tmp_path / "logits", options=["--bf16"], bound=BF16_BOUND)
 
 
 def test_attention_by_tiles(tmp_path):
@@ -170,12 +181,13 @@ def split(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def test_threads_share_attention(golden, tmp_path):
+@pytest.mark.parametrize("dtype", [[], ["--bf16"]], ids=["fp32", "bf16"])
+def test_threads_share_attention(golden, tmp_path, dtype):
     """Of a prompt that is long enough for it; the bits are those of one thread."""
     edit_config(golden, max_position_embeddings=1024)
     prompt, files = ",".join(["5", "9"] * 300), [tmp_path / "one", tmp_path / "three"]
     for threads, file in zip((1, 3), files, strict=True):
-        options = ["--tokens", 1, "--threads", threads, "--logits", file]
+        options = [*dtype, "--tokens", 1, "--threads", threads, "--logits", file]
         assert run(golden, *options, prompt).returncode == 0
     assert files[0].read_bytes() == files[1].read_bytes()
 
