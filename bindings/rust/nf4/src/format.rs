@@ -45,6 +45,17 @@ pub enum GlobalScale {
     Divisor,
 }
 
+/// What the scales of blocks are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScaleKind {
+    /// Floats, which may be nested.
+    Floats,
+    /// Bytes.
+    Bytes,
+    /// Bytes, and a global scale for some or all rows.
+    Global,
+}
+
 impl Format {
     /// The `nf4_format` of the C interface.
     pub const fn as_raw(self) -> sys::nf4_format {
@@ -53,6 +64,15 @@ impl Format {
             Format::Fp4 => sys::NF4_FORMAT_FP4,
             Format::Mxfp4(_) => sys::NF4_FORMAT_MXFP4,
             Format::Nvfp4(_) => sys::NF4_FORMAT_NVFP4,
+        }
+    }
+
+    /// What the scales of its blocks are.
+    pub(crate) const fn scales(self) -> ScaleKind {
+        match self {
+            Format::Nf4 | Format::Fp4 => ScaleKind::Floats,
+            Format::Mxfp4(_) => ScaleKind::Bytes,
+            Format::Nvfp4(_) => ScaleKind::Global,
         }
     }
 

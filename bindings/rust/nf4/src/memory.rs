@@ -102,47 +102,34 @@ pub(crate) fn optional<'a, B: Read>(
     buffer.map_or(Ok(std::ptr::null()), |buffer| buffer.address(name, access))
 }
 
-impl<B: Read + ?Sized> Read for &B {
-    type Element = B::Element;
-    type Memory = B::Memory;
+/// A reference is read as the buffer is.
+macro_rules! read_through {
+    ($reference:ty) => {
+        impl<B: Read + ?Sized> Read for $reference {
+            type Element = B::Element;
+            type Memory = B::Memory;
 
-    fn length(&self) -> usize {
-        (**self).length()
-    }
+            fn length(&self) -> usize {
+                (**self).length()
+            }
 
-    fn address<'a>(
-        &'a self,
-        name: &str,
-        access: &Access<'a, Self::Memory>,
-    ) -> Result<*const Self::Element> {
-        (**self).address(name, access)
-    }
+            fn address<'a>(
+                &'a self,
+                name: &str,
+                access: &Access<'a, Self::Memory>,
+            ) -> Result<*const Self::Element> {
+                (**self).address(name, access)
+            }
 
-    fn on_host(&self) -> Option<&[Self::Element]> {
-        (**self).on_host()
-    }
+            fn on_host(&self) -> Option<&[Self::Element]> {
+                (**self).on_host()
+            }
+        }
+    };
 }
 
-impl<B: Read + ?Sized> Read for &mut B {
-    type Element = B::Element;
-    type Memory = B::Memory;
-
-    fn length(&self) -> usize {
-        (**self).length()
-    }
-
-    fn address<'a>(
-        &'a self,
-        name: &str,
-        access: &Access<'a, Self::Memory>,
-    ) -> Result<*const Self::Element> {
-        (**self).address(name, access)
-    }
-
-    fn on_host(&self) -> Option<&[Self::Element]> {
-        (**self).on_host()
-    }
-}
+read_through!(&B);
+read_through!(&mut B);
 
 impl<B: Write + ?Sized> Write for &mut B {
     fn address_mut<'a>(

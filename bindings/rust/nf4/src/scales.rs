@@ -1,11 +1,13 @@
 //! The scales of a weight, of any kind, in any storage.
 
+use std::cell::RefCell;
+
 use nf4_sys as sys;
 
-use crate::format::SCALE_CODE_SIZE;
+use crate::format::{ScaleKind, SCALE_CODE_SIZE};
 use crate::memory::sealed::Sealed;
 use crate::memory::{Access, Memory, Read, Write};
-use crate::Result;
+use crate::{Result, Sizes, Spec};
 
 /// The scales of a weight. The parameters are the storage of its parts: [`Scales`] owns them on the
 /// host, [`ScalesRef`] and [`ScalesMut`] borrow them, and others are in device memory.
@@ -48,6 +50,28 @@ pub type ScaleLengths = ScalesOf<usize, usize, usize, usize>;
 /// Addresses for the C interface, which writes through some of them in quantize alone.
 pub type RawScales = ScalesOf<*mut f32, *mut u8, *const f32, *mut f32>;
 
+/// Borrows each part as `$scales` is borrowed.
+macro_rules! parts {
+    ($scales:expr) => {
+        match $scales {
+            ScalesOf::Flat(absmax) => ScalesOf::Flat(absmax),
+            ScalesOf::Bytes(absmax) => ScalesOf::Bytes(absmax),
+            ScalesOf::Global { bytes, scales } => ScalesOf::Global { bytes, scales },
+            ScalesOf::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            } => ScalesOf::Nested {
+                codes,
+                absmax,
+                code,
+                offset,
+            },
+        }
+    };
+}
+
 impl<F, B, C, O> ScalesOf<F, B, C, O> {
     /// Converts each part; the functions also get the name that the C interface has for it.
     pub(crate) fn try_map<F2, B2, C2, O2>(
@@ -88,66 +112,63 @@ impl<F, B, C, O> ScalesOf<F, B, C, O> {
         table: impl FnOnce(C) -> C2,
         number: impl FnOnce(O) -> O2,
     ) -> ScalesOf<F2, B2, C2, O2> {
-        match self {
-            ScalesOf::Flat(absmax) => ScalesOf::Flat(floats(absmax)),
-            ScalesOf::Bytes(absmax) => ScalesOf::Bytes(bytes(absmax)),
-            ScalesOf::Global {
-                bytes: absmax,
-                scales,
-            } => ScalesOf::Global {
-                bytes: bytes(absmax),
-                scales: floats(scales),
-            },
-            ScalesOf::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => ScalesOf::Nested {
-                codes: bytes(codes),
-                absmax: floats(absmax),
-                code: table(code),
-                offset: number(offset),
-            },
-        }
+        let made = self.try_map(
+            |_, part| Ok(floats(part)),
+            |_, part| Ok(bytes(part)),
+            |_, part| Ok(table(part)),
+            |_, part| Ok(number(part)),
+        );
+        made.expect("no part fails")
     }
 
     pub(crate) fn as_ref(&self) -> ScalesOf<&F, &B, &C, &O> {
-        match self {
-            ScalesOf::Flat(absmax) => ScalesOf::Flat(absmax),
-            ScalesOf::Bytes(absmax) => ScalesOf::Bytes(absmax),
-            ScalesOf::Global { bytes, scales } => ScalesOf::Global { bytes, scales },
-            ScalesOf::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => ScalesOf::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            },
-        }
+        parts!(self)
     }
 
     pub(crate) fn as_mut(&mut self) -> ScalesOf<&mut F, &mut B, &mut C, &mut O> {
-        match self {
-            ScalesOf::Flat(absmax) => ScalesOf::Flat(absmax),
-            ScalesOf::Bytes(absmax) => ScalesOf::Bytes(absmax),
-            ScalesOf::Global { bytes, scales } => ScalesOf::Global { bytes, scales },
-            ScalesOf::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => ScalesOf::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
+        parts!(self)
+    }
+}
+
+impl ScaleLengths {
+    /// The lengths that a weight has.
+    pub(crate) fn of(spec: &Spec, sizes: &Sizes) -> Self {
+        let (blocks, nested_blocks) = (sizes.blocks, sizes.nested_blocks);
+        match spec.format.scales() {
+            ScaleKind::Bytes => ScalesOf::Bytes(blocks),
+            ScaleKind::Global => ScalesOf::Global {
+                bytes: blocks,
+                scales: nested_blocks,
             },
+            ScaleKind::Floats if spec.is_nested() => ScalesOf::Nested {
+                codes: blocks,
+                absmax: nested_blocks,
+                code: SCALE_CODE_SIZE,
+                offset: 1,
+            },
+            ScaleKind::Floats => ScalesOf::Flat(blocks),
         }
+    }
+
+    /// The kind of scales, and its name for messages.
+    pub(crate) fn kind(&self) -> (ScaleKind, &'static str) {
+        match self {
+            ScalesOf::Flat(_) => (ScaleKind::Floats, "floats"),
+            ScalesOf::Nested { .. } => (ScaleKind::Floats, "nested"),
+            ScalesOf::Bytes(_) => (ScaleKind::Bytes, "bytes"),
+            ScalesOf::Global { .. } => (ScaleKind::Global, "bytes and global"),
+        }
+    }
+
+    /// The lengths by the names of the C interface.
+    pub(crate) fn named(self) -> Vec<(&'static str, usize)> {
+        let found = RefCell::new(Vec::new());
+        let add = |name, length| {
+            found.borrow_mut().push((name, length));
+            Ok(())
+        };
+        self.try_map(add, add, add, add).expect("no part fails");
+        found.into_inner()
     }
 }
 

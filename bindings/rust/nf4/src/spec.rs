@@ -5,7 +5,7 @@ use std::ptr;
 use nf4_sys as sys;
 
 use crate::error::{check, check_length, convert};
-use crate::format::SCALE_CODE_SIZE;
+use crate::format::ScaleKind;
 use crate::info::check_version;
 use crate::scales::ScaleLengths;
 use crate::{Format, Result};
@@ -88,7 +88,7 @@ impl Spec {
 
     /// Returns whether the scales are nested. Those of MXFP4 and NVFP4 are not.
     pub const fn is_nested(&self) -> bool {
-        self.nested_blocksize != 0 && !matches!(self.format, Format::Nvfp4(_))
+        self.nested_blocksize != 0 && matches!(self.format.scales(), ScaleKind::Floats)
     }
 
     /// Returns the sizes of the parts.
@@ -152,56 +152,31 @@ impl Spec {
     pub(crate) fn check_parts(&self, packed: usize, scales: ScaleLengths) -> Result<Sizes> {
         let sizes = self.sizes()?;
         check_length("packed", packed, sizes.packed_bytes)?;
-        match scales {
-            ScaleLengths::Bytes(absmax) => {
-                self.check_format(matches!(self.format, Format::Mxfp4(_)), "bytes")?;
-                check_length("absmax", absmax, sizes.blocks)?;
-            }
-            ScaleLengths::Global { bytes, scales } => {
-                self.check_format(matches!(self.format, Format::Nvfp4(_)), "bytes and global")?;
-                check_length("absmax", bytes, sizes.blocks)?;
-                check_length("nested_absmax", scales, sizes.nested_blocks)?;
-            }
-            ScaleLengths::Flat(absmax) => {
-                self.check_nested(false)?;
-                check_length("absmax", absmax, sizes.blocks)?;
-            }
-            ScaleLengths::Nested {
-                codes,
-                absmax,
-                code,
-                offset,
-            } => {
-                self.check_nested(true)?;
-                check_length("absmax", codes, sizes.blocks)?;
-                check_length("nested_absmax", absmax, sizes.nested_blocks)?;
-                check_length("nested_code", code, SCALE_CODE_SIZE)?;
-                check_length("nested_offset", offset, 1)?;
-            }
+        self.check_scales(&scales)?;
+        let expected = ScaleLengths::of(self, &sizes).named();
+        for ((name, length), (_, expected)) in scales.named().into_iter().zip(expected) {
+            check_length(name, length, expected)?;
         }
         Ok(sizes)
     }
 
-    fn check_format(&self, agrees: bool, kind: &str) -> Result<()> {
-        if agrees {
-            return Ok(());
+    /// Checks that a weight has scales of this kind.
+    fn check_scales(&self, scales: &ScaleLengths) -> Result<()> {
+        let (kind, name) = scales.kind();
+        let nested = matches!(scales, ScaleLengths::Nested { .. });
+        if kind != self.format.scales() {
+            return Err(crate::Error::InvalidArgument(format!(
+                "the scales are {name}, but format is {:?}",
+                self.format
+            )));
         }
-        Err(crate::Error::InvalidArgument(format!(
-            "the scales are {kind}, but format is {:?}",
-            self.format
-        )))
-    }
-
-    fn check_nested(&self, nested: bool) -> Result<()> {
-        let kind = if nested { "nested" } else { "floats" };
-        self.check_format(matches!(self.format, Format::Nf4 | Format::Fp4), kind)?;
-        if nested == self.is_nested() {
-            return Ok(());
+        if nested != self.is_nested() {
+            let name = if nested { "nested" } else { "flat" };
+            return Err(crate::Error::InvalidArgument(format!(
+                "the scales are {name}, but nested_blocksize is {}",
+                self.nested_blocksize
+            )));
         }
-        let kind = if nested { "nested" } else { "flat" };
-        let blocksize = self.nested_blocksize;
-        Err(crate::Error::InvalidArgument(format!(
-            "the scales are {kind}, but nested_blocksize is {blocksize}"
-        )))
+        Ok(())
     }
 }

@@ -10,8 +10,8 @@ use crate::format::CODEBOOK_SIZE;
 use crate::kind::{Described, Experts, Weight};
 use crate::memory::sealed::Sealed;
 use crate::memory::{optional, Access, Read, Write};
-use crate::scales::{RawScales, ReadScales, WriteScales};
-use crate::{info, Format, Result, Scales, ScalesMut, ScalesOf, ScalesRef, Spec};
+use crate::scales::{RawScales, ReadScales, ScaleLengths, WriteScales};
+use crate::{info, Result, Scales, ScalesMut, ScalesOf, ScalesRef, Spec};
 
 /// A quantized weight. The parameters are the storage of its parts, all in one kind of memory:
 /// [`QuantizedTensor`] owns them on the host, [`QuantizedRef`] and [`QuantizedMut`] borrow them, and
@@ -214,20 +214,15 @@ impl QuantizedTensor {
     /// It fails as [`Spec::sizes`] does.
     pub fn zeros(spec: Spec) -> Result<Self> {
         let sizes = spec.sizes()?;
-        let scales = match spec.format {
-            Format::Mxfp4(_) => Scales::Bytes(vec![0; sizes.blocks]),
-            Format::Nvfp4(_) => Scales::Global {
-                bytes: vec![0; sizes.blocks],
-                scales: vec![1.0; sizes.nested_blocks],
-            },
-            _ if spec.is_nested() => Scales::Nested {
-                codes: vec![0; sizes.blocks],
-                absmax: vec![0.0; sizes.nested_blocks],
-                code: Box::new(*info::scale_code()),
-                offset: 0.0,
-            },
-            _ => Scales::Flat(vec![0.0; sizes.blocks]),
-        };
+        let mut scales: Scales = ScaleLengths::of(&spec, &sizes).map(
+            |length| vec![0.0; length],
+            |length| vec![0; length],
+            |_| Box::new(*info::scale_code()),
+            |_| 0.0,
+        );
+        if let Scales::Global { scales, .. } = &mut scales {
+            scales.fill(1.0);
+        }
         Ok(QuantizedTensor {
             spec,
             packed: vec![0; sizes.packed_bytes],
