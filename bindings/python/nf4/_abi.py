@@ -209,6 +209,7 @@ class Device(Structure):
     ]
 
 
+_SIZE = POINTER(c_size_t)
 # name: (restype, argtypes)
 FUNCTIONS = {
     "nf4_status_string": (c_char_p, [Status]),
@@ -219,93 +220,48 @@ FUNCTIONS = {
     "nf4_codebook": (POINTER(c_float), [Format]),
     "nf4_scale_code": (POINTER(c_float), []),
     "nf4_tensor_sizes": (Status, [c_void_p, POINTER(Sizes)]),
-    "nf4_quantize_workspace_size": (Status, [c_void_p, POINTER(c_size_t)]),
-    "nf4_dequant_launch": (Status, [c_void_p, c_void_p, Dtype, Stream]),
-    "nf4_dequant_cpu": (Status, [c_void_p, c_void_p, Dtype, c_int32]),
-    "nf4_quantize_launch": (
-        Status,
-        [c_void_p, Dtype, c_void_p, c_void_p, c_size_t, Stream],
-    ),
-    "nf4_quantize_cpu": (
-        Status,
-        [c_void_p, Dtype, c_void_p, c_void_p, c_size_t, c_int32],
-    ),
-    "nf4_matmul_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
-    "nf4_matmul_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
-    "nf4_matmul_cpu": (Status, [c_void_p, c_void_p, c_int32]),
-    "nf4_matmul_grad_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
-    "nf4_matmul_grad_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
-    "nf4_matmul_grad_cpu": (Status, [c_void_p, c_void_p, c_int32]),
+    "nf4_quantize_workspace_size": (Status, [c_void_p, _SIZE]),
+    "nf4_quantize_launch": (Status, [c_void_p, Dtype, c_void_p, c_void_p, c_size_t, Stream]),
+    "nf4_quantize_cpu": (Status, [c_void_p, Dtype, c_void_p, c_void_p, c_size_t, c_int32]),
     "nf4_lora_grad_launch": (Status, [c_void_p, Stream]),
     "nf4_lora_grad_cpu": (Status, [c_void_p, c_int32]),
-    "nf4_matmul_batch_workspace_size": (
-        Status,
-        [c_void_p, c_void_p, c_size_t, POINTER(c_size_t)],
-    ),
-    "nf4_matmul_batch_launch": (
-        Status,
-        [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, Stream],
-    ),
-    "nf4_matmul_batch_cpu": (Status, [c_void_p, c_void_p, c_size_t, c_int32]),
-    "nf4_matmul_plan": (
-        Status,
-        [c_void_p, c_void_p, c_size_t, c_int32, POINTER(c_int32), POINTER(c_char_p)],
-    ),
-    "nf4_matmul_grouped_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
-    "nf4_matmul_grouped_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
-    "nf4_matmul_grouped_cpu": (Status, [c_void_p, c_void_p, c_int32]),
-    "nf4_matmul_grouped_grad_workspace_size": (
-        Status,
-        [c_void_p, c_void_p, POINTER(c_size_t)],
-    ),
-    "nf4_matmul_grouped_grad_launch": (
-        Status,
-        [c_void_p, c_void_p, c_void_p, c_size_t, Stream],
-    ),
-    "nf4_matmul_grouped_grad_cpu": (Status, [c_void_p, c_void_p, c_int32]),
+    "nf4_lora_grad_path": (Status, [c_void_p, c_int32, POINTER(Path)]),
     "nf4_int4_tensor_sizes": (Status, [c_void_p, POINTER(Int4Sizes)]),
-    "nf4_int4_dequant_launch": (Status, [c_void_p, c_void_p, Dtype, Stream]),
-    "nf4_int4_dequant_cpu": (Status, [c_void_p, c_void_p, Dtype, c_int32]),
     "nf4_int4_quantize_launch": (Status, [c_void_p, Dtype, c_void_p, c_int32, Stream]),
     "nf4_int4_quantize_cpu": (Status, [c_void_p, Dtype, c_void_p, c_int32, c_int32]),
     "nf4_int4_reorder_launch": (Status, [c_void_p, c_void_p, Stream]),
     "nf4_int4_reorder_cpu": (Status, [c_void_p, c_void_p, c_int32]),
-    "nf4_int4_matmul_workspace_size": (Status, [c_void_p, c_void_p, POINTER(c_size_t)]),
-    "nf4_int4_matmul_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
-    "nf4_int4_matmul_cpu": (Status, [c_void_p, c_void_p, c_int32]),
-    "nf4_int4_matmul_batch_workspace_size": (
-        Status,
-        [c_void_p, c_void_p, c_size_t, POINTER(c_size_t)],
-    ),
-    "nf4_int4_matmul_batch_launch": (
-        Status,
-        [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, Stream],
-    ),
-    "nf4_int4_matmul_batch_cpu": (Status, [c_void_p, c_void_p, c_size_t, c_int32]),
-    "nf4_int4_matmul_plan": (
-        Status,
-        [c_void_p, c_void_p, c_size_t, c_int32, POINTER(c_int32), POINTER(c_char_p)],
-    ),
-    "nf4_int4_matmul_grouped_workspace_size": (
-        Status,
-        [c_void_p, c_void_p, POINTER(c_size_t)],
-    ),
-    "nf4_int4_matmul_grouped_launch": (
-        Status,
-        [c_void_p, c_void_p, c_void_p, c_size_t, Stream],
-    ),
-    "nf4_int4_matmul_grouped_cpu": (Status, [c_void_p, c_void_p, c_int32]),
-    "nf4_matmul_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
-    "nf4_matmul_grad_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
-    "nf4_int4_matmul_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
-    "nf4_matmul_grouped_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
-    "nf4_matmul_grouped_grad_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
-    "nf4_int4_matmul_grouped_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
-    "nf4_lora_grad_path": (Status, [c_void_p, c_int32, POINTER(Path)]),
     "nf4_set_costs": (Status, [c_char_p, c_size_t]),
     "nf4_device_info": (Status, [c_int32, POINTER(Device)]),
     "nf4_cpu_variant": (c_char_p, []),
 }
+# What each descriptor of a weight has.
+for _kind in ("nf4", "nf4_int4"):
+    FUNCTIONS |= {
+        f"{_kind}_dequant_launch": (Status, [c_void_p, c_void_p, Dtype, Stream]),
+        f"{_kind}_dequant_cpu": (Status, [c_void_p, c_void_p, Dtype, c_int32]),
+        f"{_kind}_matmul_batch_workspace_size": (Status, [c_void_p, c_void_p, c_size_t, _SIZE]),
+        f"{_kind}_matmul_batch_launch": (
+            Status,
+            [c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, Stream],
+        ),
+        f"{_kind}_matmul_batch_cpu": (Status, [c_void_p, c_void_p, c_size_t, c_int32]),
+        f"{_kind}_matmul_plan": (
+            Status,
+            [c_void_p, c_void_p, c_size_t, c_int32, POINTER(c_int32), POINTER(c_char_p)],
+        ),
+    }
+# What each product has.
+for _product in (
+    *("nf4_matmul", "nf4_matmul_grad", "nf4_matmul_grouped", "nf4_matmul_grouped_grad"),
+    *("nf4_int4_matmul", "nf4_int4_matmul_grouped"),
+):
+    FUNCTIONS |= {
+        f"{_product}_workspace_size": (Status, [c_void_p, c_void_p, _SIZE]),
+        f"{_product}_launch": (Status, [c_void_p, c_void_p, c_void_p, c_size_t, Stream]),
+        f"{_product}_cpu": (Status, [c_void_p, c_void_p, c_int32]),
+        f"{_product}_path": (Status, [c_void_p, c_void_p, c_int32, POINTER(Path)]),
+    }
 
 
 def bind(library: CDLL) -> CDLL:

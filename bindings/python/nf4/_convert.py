@@ -14,21 +14,9 @@ import ml_dtypes
 import numpy as np
 
 from nf4 import _abi
+from nf4._formats import FORMATS, ROWS, SCALE_RULES
 from nf4.errors import InvalidArgument, shown
 
-FORMATS = {
-    "nf4": _abi.FORMAT_NF4,
-    "fp4": _abi.FORMAT_FP4,
-    "mxfp4": _abi.FORMAT_MXFP4,
-    "nvfp4": _abi.FORMAT_NVFP4,
-}
-# The rules of the formats that have some; the first is the default.
-SCALE_RULES = {
-    "mxfp4": {"floor": _abi.SCALE_FLOOR, "even": _abi.SCALE_EVEN, "ceil": _abi.SCALE_CEIL},
-    "nvfp4": {"factor": _abi.GLOBAL_FACTOR, "divisor": _abi.GLOBAL_DIVISOR},
-}
-# The blocksize and the nested_blocksize that a format has unless others are given.
-_BLOCKSIZES = {"nf4": (64, 256), "fp4": (64, 256), "mxfp4": (32, 0), "nvfp4": (16, 0)}
 # The nf4_int4_layout, and what is added to the zeros that it stores.
 INT4_LAYOUTS = {
     "gptq": (_abi.INT4_GPTQ, 1),
@@ -111,9 +99,10 @@ def blocksizes(format: Any, blocksize: Any, nested_blocksize: Any) -> tuple[int,
     """Both as 32-bit integers. None is the format's default."""
     format_code(format)
     given = {"blocksize": blocksize, "nested_blocksize": nested_blocksize}
+    defaults = ROWS[format].blocksizes[0], ROWS[format].nested_blocksize
     first, second = (
         default if value is None else integer(name, value, 32)
-        for (name, value), default in zip(given.items(), _BLOCKSIZES[format], strict=True)
+        for (name, value), default in zip(given.items(), defaults, strict=True)
     )
     return first, second
 

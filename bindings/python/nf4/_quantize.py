@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from nf4 import _abi, _call, _convert
+from nf4._formats import SCALE_RULES, has_global_scales
 from nf4._global_scales import write_global_scales
 from nf4._operand import Operand, on_device, read
 from nf4._options import Quantize, Unpack
@@ -63,10 +64,10 @@ def _new_weight(
     counts = sizes(
         source.shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize
     )
-    scale_bytes = format in _convert.SCALE_RULES
+    scale_bytes = format in SCALE_RULES
     nested = {}
-    if format == "nvfp4":
-        divides = _convert.scale_rule("nvfp4", scale_rule) == _abi.GLOBAL_DIVISOR
+    if has_global_scales(format):
+        divides = _convert.scale_rule(format, scale_rule) == _abi.GLOBAL_DIVISOR
         nested["nested_absmax"] = scales = empty(counts.nested_blocks, "fp32")
         if counts.elements != 0:
             rows = nested_blocksize or counts.elements

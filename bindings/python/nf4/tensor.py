@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nf4 import _abi, _convert
+from nf4._formats import SCALE_RULES, has_global_scales
 from nf4._load import check, library
 from nf4.errors import InvalidArgument
 from nf4.typing import DTypeName, FormatName, MemoryLike, ScaleRuleName
@@ -146,7 +147,7 @@ class QuantizedTensor(Weight[Packed]):
         for name in ("blocksize", "nested_blocksize"):
             object.__setattr__(self, name, _convert.integer(name, getattr(self, name), 32))
         for name in ("nested_absmax", "nested_code", "nested_offset"):
-            needed = self.nested or (self.format == "nvfp4" and name == "nested_absmax")
+            needed = self.nested or (name == "nested_absmax" and has_global_scales(self.format))
             if needed != (getattr(self, name) is not None):
                 given = "is None" if needed else "is given"
                 why = f"nested_blocksize is {self.nested_blocksize}"
@@ -190,7 +191,7 @@ class QuantizedTensor(Weight[Packed]):
     @property
     def scale_bytes(self) -> bool:
         """Are the scales floats of 8 bits, as in "mxfp4" and "nvfp4"?"""
-        return self.format in _convert.SCALE_RULES
+        return self.format in SCALE_RULES
 
     @property
     def blocks(self) -> int:

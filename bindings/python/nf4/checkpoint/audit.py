@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterator
 
 import numpy as np
 
 from nf4.checkpoint.dtypes import FILE_TO_NF4, NUMPY
-from nf4.checkpoint.e2m1 import E2m1Weight
-from nf4.checkpoint.e2m1_audit import (
-    e2m1_config_problems,
-    e2m1_value_problems,
-    scale_byte_problems,
-)
 from nf4.checkpoint.errors import FormatError
-from nf4.checkpoint.int4 import Int4Weight
-from nf4.checkpoint.int4_audit import int4_config_problems, int4_value_problems
-from nf4.checkpoint.kinds import KINDS, method_problem, settings_of, survey
+from nf4.checkpoint.kinds import (
+    KINDS,
+    Kind,
+    Problems,
+    Settings,
+    doubts,
+    method_problem,
+    settings_of,
+    survey,
+)
 from nf4.checkpoint.leftovers import strangers, without_place
 from nf4.checkpoint.model_files import config_problems
 from nf4.checkpoint.quantization import config_path, quantization
 from nf4.checkpoint.rules import choose_rules, replaced_dense
-from nf4.checkpoint.scales import count_problem, scale_problems
+from nf4.checkpoint.scales import count_problem, scale_byte_problems, scale_problems
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import is_stack
 from nf4.checkpoint.steps import nonfinite
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.info import scale_code
 from nf4.tensor import QuantizedTensor
-
-_Problems: TypeAlias = Iterable[tuple[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,26 +81,40 @@ def value_problems(weight: QuantizedTensor) -> list[tuple[str, str]]:
     return found
 
 
-# These functions find faults in the values of a kind of weights, and in what describes them.
-_CHECKS: dict[type[Weight], tuple[Callable[..., _Problems], Callable[..., _Problems]]] = {
-    E2m1Weight: (e2m1_value_problems, e2m1_config_problems),
-    Int4Weight: (int4_value_problems, int4_config_problems),
-}
-
-
-def _value_problems(weight: Weight, checkpoint: Checkpoint) -> _Problems:
-    if type(weight) in _CHECKS:
-        return _CHECKS[type(weight)][0](weight, checkpoint)
+def _value_problems(weight: Weight, checkpoint: Checkpoint) -> Problems:
+    for kind in KINDS:
+        if isinstance(weight, kind.weight):
+            return kind.value_problems(weight, checkpoint)
     return value_problems(weight.load(checkpoint))
 
 
-def _config_problems(checkpoint: Checkpoint, found: Survey) -> _Problems:
+def _config_problems(checkpoint: Checkpoint, found: Survey) -> Problems:
     settings = settings_of(checkpoint)
     kinds = {type(weight) for weight in found.weights.values()}
     for kind in KINDS:
         if isinstance(settings, kind.settings) or (settings is None and kind.weight in kinds):
-            return _CHECKS[kind.weight][1](checkpoint, settings, found)
+            return _problems_of(kind, checkpoint, settings, found)
     return config_problems(checkpoint, found)
+
+
+def _problems_of(
+    kind: Kind, checkpoint: Checkpoint, settings: Settings | None, found: Survey
+) -> Problems:
+    own = [each for each in found.weights.values() if isinstance(each, kind.weight)]
+    if settings is None:
+        if checkpoint.directory is not None and checkpoint.config:
+            yield "fault", "it has 4-bit weights, but no quantization_config"
+        else:
+            yield from (("warning", each) for each in doubts(checkpoint, found))
+        return
+    others = len(found.weights) - len(own)
+    if others:
+        method = settings.method
+        yield "fault", f"the model is quantized by {method!r}, but {others} weights are not"
+    if own:
+        yield from kind.config_problems(checkpoint, settings, found, [each.module for each in own])
+    else:
+        yield "fault", "it has a quantization_config, but no 4-bit weights"
 
 
 def _fault(error: FormatError) -> Finding:

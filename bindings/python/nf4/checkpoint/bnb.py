@@ -18,19 +18,19 @@ from typing import Any
 
 import numpy as np
 
+from nf4._formats import ROWS, SCALE_RULES, has_global_scales
 from nf4._quantize import quantize
 from nf4.checkpoint.dtypes import BITS, NF4_TO_TORCH, NUMPY, STORAGE, STORAGE_NAMES, TORCH_TO_NF4
-from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, MXFP4, NVFP4
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import MAX_RANK, TensorInfo, TensorSpec
 from nf4.checkpoint.jsonio import is_count, parse_object
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.weights import Survey, Weight
+from nf4.checkpoint.weights import Survey, Weight, fields_of
 from nf4.info import codebook
 from nf4.tensor import QuantizedTensor
 from nf4.typing import ScaleRuleName
 
-FORMATS = ("nf4", "fp4", MXFP4, NVFP4)
+FORMATS = tuple(ROWS)
 NESTED_BLOCKSIZE = 256
 STATE_MARK = ".quant_state.bitsandbytes__"
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
@@ -62,7 +62,7 @@ class State:
     @property
     def scale_bytes(self) -> bool:
         """Whether the scales are floats of 8 bits."""
-        return self.format in BLOCKSIZES
+        return self.format in SCALE_RULES
 
     @property
     def elements(self) -> int:
@@ -81,8 +81,8 @@ class State:
         if self.scale_bytes:
             rows = math.prod(self.shape[:-1])
             globals = -(-rows // self.nested_blocksize) if self.nested_blocksize else 1
-            of_nvfp4 = {"nested_absmax": ("F32", globals)} if self.format == NVFP4 else {}
-            return {"absmax": ("U8", self.blocks), **of_nvfp4}
+            outer = {"nested_absmax": ("F32", globals)} if has_global_scales(self.format) else {}
+            return {"absmax": ("U8", self.blocks), **outer}
         if not self.nested:
             return {"absmax": ("F32", self.blocks), "quant_map": ("F32", 16)}
         return {
@@ -133,6 +133,13 @@ class BnbWeight(Weight):
             "quant_storage": self.storage,
         }
 
+    def stored(self, part: str) -> TensorInfo | None:
+        return self.parts.get({"packed": "", "nested_code": "nested_quant_map"}.get(part, part))
+
+    def whole_parts(self, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+        offset = np.array([self.state.nested_offset], np.float32)
+        return {"nested_offset": offset} if self.state.nested else {}
+
     def own_codebook(self, checkpoint: Checkpoint) -> np.ndarray | None:
         """Returns quant_map as float32; None if it is the format's codebook in quant_map's
         dtype, or if there is none."""
@@ -159,12 +166,7 @@ class BnbWeight(Weight):
             nested_code=floats("nested_quant_map") if nested else None,
             nested_offset=np.array([state.nested_offset], np.float32) if nested else None,
             codebook=self.own_codebook(checkpoint),
-            format=state.format,
-            blocksize=state.blocksize,
-            nested_blocksize=state.nested_blocksize,
-            scale_rule=state.scale_rule,
-            shape=state.shape,
-            dtype=state.dtype,
+            **fields_of(state),
         )
 
 
@@ -177,8 +179,8 @@ def parse_state(fields: dict[str, Any], format: str) -> State:
     if fields.get("quant_type") != format:
         raise ValueError(f"quant_type {fields.get('quant_type')!r} under a key for {format!r}")
     size = fields.get("blocksize")
-    if format in BLOCKSIZES:
-        if type(size) is not int or size not in BLOCKSIZES[format]:
+    if format in SCALE_RULES:
+        if type(size) is not int or size not in ROWS[format].blocksizes:
             raise ValueError(f"blocksize {size!r} is not one of {format}")
     elif not _power_of_two(size, 32, 4096):
         raise ValueError(f"blocksize {size!r} is not a power of two, 32..4096")
@@ -216,9 +218,10 @@ def _with_global_scales(state: State, fields: dict[str, Any]) -> State:
     if state.shape[-1] % state.blocksize:
         raise ValueError(f"shape {list(state.shape)} has rows that are not whole blocks")
     rows, rule = fields.get("rows_of_a_global_scale", 0), fields.get("scale_rule")
-    if not is_count(rows) or rows >= 2**31 or (rows and state.format == MXFP4):
+    has_globals = has_global_scales(state.format)
+    if not is_count(rows) or rows >= 2**31 or (rows and not has_globals):
         raise ValueError(f"rows_of_a_global_scale {rows!r} is not a number of rows")
-    if rule is not None and (state.format != NVFP4 or rule not in ("factor", "divisor")):
+    if rule is not None and not (has_globals and rule in [*SCALE_RULES[state.format]]):
         raise ValueError(f"scale_rule {rule!r} is not one of {state.format}")
     return dataclasses.replace(state, nested_blocksize=rows, scale_rule=rule)
 

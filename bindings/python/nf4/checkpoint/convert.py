@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import DTYPE_KEYS, NF4_TO_TORCH
-from nf4.checkpoint.e2m1_layouts import BLOCKSIZES
-from nf4.checkpoint.e2m1_plan import Amax, E2m1Plan, fused_with
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
-from nf4.checkpoint.kinds import ASSUMED, is_assumed, require_readable, settings_of, survey
+from nf4.checkpoint.kinds import doubts, require_readable, settings_of, survey
 from nf4.checkpoint.leftovers import strangers
 from nf4.checkpoint.output import Progress, output_target, write_checkpoint
+from nf4.checkpoint.plans import Amax
 from nf4.checkpoint.quantization import quantization, without_quantization
 from nf4.checkpoint.quantize_plan import (
-    OWN_CONFIG,
     QuantizeOptions,
     config_of,
     dense_reasons,
@@ -49,6 +46,8 @@ from nf4.checkpoint.steps import (
     QuantizeStack,
     Result,
     Step,
+    steps_in_place,
+    steps_of,
 )
 from nf4.checkpoint.weights import Survey, Weight
 
@@ -64,22 +63,11 @@ def _quantize_step(
     amax: Mapping[str, Amax],
     made: dict[str, AnyQuantized],
 ) -> Quantize:
-    """The step for a dense tensor that becomes 4-bit. amax: of the weights in NVFP4, by name. made:
-    weights that are quantized already, by name."""
-    plan, transposed = plan_of(info, rules, options), is_transposed(info.name, rules.types)
-    if isinstance(plan, E2m1Plan):
-        plan = dataclasses.replace(plan, amax=amax[info.name])
+    """The step for a dense tensor that becomes 4-bit. amax: from Writer.amax. made: weights that
+    are quantized already, by name."""
+    plan = plan_of(info, rules, options, amax.get(info.name))
+    transposed = is_transposed(info.name, rules.types)
     return Quantize(file, info, plan, transposed, options.allow_nonfinite, options.threads, made)
-
-
-def _amax(checkpoint: Checkpoint, names: Collection[str]) -> dict[str, Amax]:
-    """Returns the largest magnitude that each weight shares with those that it is fused with."""
-    found: dict[str, Amax] = {}
-    for name in names:
-        group = fused_with(name, names)
-        found[name] = found.get(group[0]) or Amax(checkpoint, group)
-        found.setdefault(group[0], found[name])
-    return found
 
 
 def _stack_step(checkpoint: Checkpoint, stack: Stack, options: QuantizeOptions) -> QuantizeStack:
@@ -156,7 +144,7 @@ def quantize_checkpoint(
         choice_seconds = time.perf_counter() - began
         stacks, warnings = stacks_of(found.dense, rules, options, chosen_by)
         reasons = dense_reasons(found.dense, rules, options)
-        if options.format in OWN_CONFIG:
+        if options.writer is not None:
             _require_dense(checkpoint, found.weights)
         problem = group_size_problem(found.dense, reasons, options)
         if None not in reasons.values() and not found.weights and not stacks:
@@ -166,7 +154,7 @@ def quantize_checkpoint(
         taken = {name for stack in stacks for name in stack.tensors}
 
         chosen = {name for name, reason in reasons.items() if reason is None}
-        amax = _amax(checkpoint, chosen if options.format in BLOCKSIZES else ())
+        amax = {} if options.writer is None else options.writer.amax(checkpoint, chosen)
         made = {} if calibrate is None else calibrate(sorted(chosen))
 
         def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
@@ -176,7 +164,7 @@ def quantize_checkpoint(
                 return _quantize_step(file, info, rules, options, amax, made)
             return Copy(file, info, info.name in found.dense)
 
-        steps = _steps(checkpoint, step)
+        steps = steps_of(checkpoint, step)
         kinds = (Quantize, QuantizeStack)
         quantized = [step for all in steps.values() for step in all if isinstance(step, kinds)]
         config = _quantized_config(checkpoint, found, quantized, rules, options)
@@ -187,16 +175,6 @@ def quantize_checkpoint(
         matrices = (n for n, info in found.dense.items() if is_matrix(info) and n not in taken)
         result.left_dense = dict(Counter(reason for name in matrices if (reason := reasons[name])))
         return result
-
-
-def _steps(
-    checkpoint: Checkpoint, step: Callable[[SafetensorsFile, TensorInfo], Step | None]
-) -> dict[str, list[Step]]:
-    """The steps for each file."""
-    return {
-        name: [made for info in file.tensors.values() if (made := step(file, info))]
-        for name, file in checkpoint.files.items()
-    }
 
 
 def _parameters(checkpoint: Checkpoint, found: Survey) -> tuple[dict[str, bool], list[str]]:
@@ -245,23 +223,17 @@ def _dense_steps(
     threads: int,
     parameters: Mapping[str, bool],
 ) -> dict[str, list[Step]]:
-    """Returns the steps for each file. A weight goes where its packed tensor was. parameters: the
-    first result of _parameters."""
-    packed, types = found.by_packed(), model_types(checkpoint.config)
-
-    def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
-        weight = packed.get(info.name)
-        if weight is not None:
-            name, into = weight.name, dtype or weight.dtype
-            transposed = is_transposed(name, types) or parameters.get(name, False)
-            name = parameter_of(name) if name in parameters else name
-            return Dequantize(checkpoint, weight, name, into, transposed, threads)
-        if info.name in found.fp8:
-            fp8 = found.fp8[info.name]
-            return DequantizeFp8(checkpoint, fp8, dtype or fp8.dtype)
-        return Copy(file, info, True) if info.name in found.dense else None
-
-    return _steps(checkpoint, step)
+    """Returns the steps for each file. parameters: the first result of _parameters."""
+    types = model_types(checkpoint.config)
+    made: dict[str, Step] = {}
+    for name, weight in found.weights.items():
+        into = dtype or weight.dtype
+        transposed = is_transposed(name, types) or parameters.get(name, False)
+        dense = parameter_of(name) if name in parameters else name
+        made[weight.packed.name] = Dequantize(checkpoint, weight, dense, into, transposed, threads)
+    for name, fp8 in found.fp8.items():
+        made[name] = DequantizeFp8(checkpoint, fp8, dtype or fp8.dtype)
+    return steps_in_place(checkpoint, found, made)
 
 
 def dequantize_checkpoint(
@@ -296,5 +268,5 @@ def dequantize_checkpoint(
             config |= {key: NF4_TO_TORCH[dtype] for key in DTYPE_KEYS if key in config}
         result = write_checkpoint(checkpoint, steps, config, target, progress)
         warnings += _experts_warnings(checkpoint, found)
-        result.warnings += [*warnings, *([ASSUMED] if is_assumed(checkpoint, found) else [])]
+        result.warnings += [*warnings, *doubts(checkpoint, found)]
         return result

@@ -4,6 +4,7 @@ their tensors are named, e2m1_config.py what config.json says."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +12,12 @@ import numpy as np
 
 from nf4.checkpoint.dtypes import model_dtype
 from nf4.checkpoint.e2m1_config import Settings
-from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, GPT_OSS, LAYOUTS, MXFP4, Layout
+from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, FIELDS, GPT_OSS, LAYOUTS, MXFP4, Layout
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.fp8 import FP8, FP8_SCALES, fp8_weight
 from nf4.checkpoint.header import TensorInfo
-from nf4.checkpoint.scales import E4M3, E8M0
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.weights import Survey, Weight
+from nf4.checkpoint.weights import Survey, Weight, fields_of
 from nf4.tensor import QuantizedTensor
 from nf4.typing import ScaleRuleName
 
@@ -53,6 +53,7 @@ class E2m1Weight(Weight):
     """A weight in MXFP4 or NVFP4. `parts` has "packed", "scales" and, for NVFP4, "global"."""
 
     state: E2m1State
+    joins = True
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -68,36 +69,84 @@ class E2m1Weight(Weight):
             return None
         return checkpoint.read(self.parts["global"].name).view(np.float32)
 
+    @property
+    def stored_layout(self) -> str | None:
+        return self.state.layout.name
+
+    def stored(self, part: str) -> TensorInfo | None:
+        """Scales of 8 bits are bytes, whatever their dtype."""
+        names = {field: name for name, field in FIELDS.items()}
+        info = self.parts.get(names.get(part, ""))
+        if info is None or part == "packed":
+            return info
+        dtype, size = ("U8", info.nbytes) if part == "absmax" else (info.dtype, info.elements)
+        return dataclasses.replace(info, dtype=dtype, shape=(size,))
+
+    def whole_parts(self, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+        scale = self.global_scale(checkpoint)
+        return {} if scale is None else {"nested_absmax": scale}
+
+    def join(
+        self, name: str, shape: tuple[int, ...], parts: tuple[tuple[E2m1Weight, ...], ...]
+    ) -> E2m1Weight:
+        for weight in (each for group in parts for each in group):
+            for what in ("layout", "blocksize"):
+                if getattr(weight.state, what) != getattr(self.state, what):
+                    reason = f"its {what} is not that of {self.name}"
+                    raise FormatError(weight.path, reason, weight.name)
+        rows = math.gcd(*(group[0].shape[0] for group in parts)) if "global" in self.parts else 0
+        state = dataclasses.replace(self.state, shape=shape, nested_blocksize=rows)
+        infos = [info for group in parts for each in group for info in each.parts.values()]
+        return _JoinedWeight(name, {info.name: info for info in infos}, self.path, state, parts)
+
+    def read(self, checkpoint: Checkpoint, part: str) -> np.ndarray:
+        """Reads the bytes of a part."""
+        return checkpoint.read(self.parts[part].name)
+
     def load(self, checkpoint: Checkpoint) -> QuantizedTensor:
-        codes = checkpoint.read(self.parts["packed"].name)
-        return dataclasses.replace(self.without_codes(checkpoint), packed=codes)
+        packed = self.read(checkpoint, "packed")
+        return dataclasses.replace(self.without_codes(checkpoint), packed=packed)
 
     def without_codes(self, checkpoint: Checkpoint) -> QuantizedTensor:
         """Reads the scales alone; `packed` is empty."""
         return QuantizedTensor(
             packed=np.empty(0, np.uint8),
-            absmax=checkpoint.read(self.parts["scales"].name),
+            absmax=self.read(checkpoint, "scales"),
             nested_absmax=self.global_scale(checkpoint),
-            format=self.format,
-            blocksize=self.state.blocksize,
-            nested_blocksize=self.state.nested_blocksize,
-            scale_rule=self.state.scale_rule,
-            shape=self.shape,
-            dtype=self.dtype,
+            **fields_of(self.state),
         )
 
 
-def decoded_scales(weight: QuantizedTensor) -> np.ndarray:
-    """Returns the scales of the blocks of a weight in MXFP4 or NVFP4, float32 [rows, blocks], as
-    the kernels compute them (nf4.h, THE ARITHMETIC)."""
-    stored = weight.absmax.reshape(-1, weight.shape[-1] // weight.blocksize)
-    if weight.format == MXFP4:
-        return E8M0[stored]
-    floats = E4M3[stored]
-    rows = weight.nested_blocksize or len(floats)
-    of_rows = np.repeat(weight.nested_absmax, rows)[: len(floats), None]
-    with np.errstate(all="ignore"):
-        return floats / of_rows if weight.scale_rule == "divisor" else floats * of_rows
+@dataclasses.dataclass(frozen=True)
+class _JoinedWeight(E2m1Weight):
+    """A stack of experts of which the checkpoint stores a matrix each. matrices: the weights, as in
+    stacks.Stack.parts: for each of the matrices of an expert, which follow each other along the
+    outputs, those of all experts."""
+
+    matrices: tuple[tuple[E2m1Weight, ...], ...]
+
+    @property
+    def stored_layout(self) -> None:
+        return None  # no layout has a place for it
+
+    def _in_order(self) -> list[E2m1Weight]:
+        return [each for of_expert in zip(*self.matrices, strict=True) for each in of_expert]
+
+    def global_scale(self, checkpoint: Checkpoint) -> np.ndarray | None:
+        """Reads the fp32 scales of NVFP4, one for nested_blocksize rows."""
+        rows = self.state.nested_blocksize
+        if not rows:
+            return None
+        return np.concatenate(
+            [
+                np.repeat(weight.global_scale(checkpoint), weight.shape[0] // rows)
+                for weight in self._in_order()
+            ]
+        )
+
+    def read(self, checkpoint: Checkpoint, part: str) -> np.ndarray:
+        every = [weight.read(checkpoint, part) for weight in self._in_order()]
+        return np.concatenate(every).reshape(*self.shape[:2], -1)
 
 
 def _blocksize(layout: Layout, shape: tuple[int, ...], scales: tuple[int, ...]) -> int:
@@ -214,6 +263,8 @@ def add_e2m1(found: Survey, checkpoint: Checkpoint, settings: Settings | None) -
     for name in taken & found.dense.keys():
         del found.dense[name]
     found.faults += _orphans(found, checkpoint, settings)
+    if settings is not None and settings.mixed:
+        _add_fp8(found, checkpoint)
 
 
 def _orphans(
@@ -231,7 +282,7 @@ def _orphans(
         del found.dense[name]
 
 
-def add_fp8(found: Survey, checkpoint: Checkpoint) -> None:
+def _add_fp8(found: Survey, checkpoint: Checkpoint) -> None:
     """Moves the FP8 weights of a mixed checkpoint from the dense tensors of a survey to `fp8`.
     Reads no data."""
     for name, info in list(found.dense.items()):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from nf4.checkpoint.e2m1 import E2m1Weight, decoded_scales
+from nf4.checkpoint.e2m1 import E2m1Weight
 from nf4.checkpoint.e2m1_config import Settings
 from nf4.checkpoint.e2m1_plan import fused_with
-from nf4.checkpoint.scales import scale_problems
+from nf4.checkpoint.scales import scale_byte_problems
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey
-from nf4.tensor import QuantizedTensor
 
 
 def e2m1_value_problems(weight: E2m1Weight, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
@@ -23,39 +20,13 @@ def e2m1_value_problems(weight: E2m1Weight, checkpoint: Checkpoint) -> Iterator[
     )
 
 
-def usable_global_scales(scales: np.ndarray) -> np.ndarray:
-    """Returns which global scales of NVFP4 are finite and positive."""
-    return np.isfinite(scales) & (scales > 0)
-
-
-def scale_byte_problems(
-    weight: QuantizedTensor, scales: str, of_all: str
-) -> Iterator[tuple[str, str]]:
-    """Yields the same for a weight in MXFP4 or NVFP4. scales, of_all: the names of its parts."""
-    given = weight.nested_absmax
-    if given is not None and not (usable := usable_global_scales(given)).all():
-        yield "fault", f"{of_all}: {given[~usable][0]}; expected a positive number"
-        return
-    yield from scale_problems(decoded_scales(weight).reshape(-1), scales, negative="warning")
-
-
 def e2m1_config_problems(
-    checkpoint: Checkpoint, settings: Settings | None, found: Survey
+    checkpoint: Checkpoint, settings: Settings, found: Survey, modules: list[str]
 ) -> Iterator[tuple[str, str]]:
     """Yields (severity, problem) if config.json contradicts the weights."""
-    floats = {weight.module for weight in found.weights.values() if isinstance(weight, E2m1Weight)}
-    if settings is None:
-        if checkpoint.directory is not None and checkpoint.config:
-            yield "fault", "it has 4-bit weights, but no quantization_config"
-        return
-    others = len(found.weights) - len(floats)
-    if others:
-        method = settings.method
-        yield "fault", f"the model is quantized by {method!r}, but {others} weights are not"
-    if not floats:
-        yield "fault", "it has a quantization_config, but no 4-bit weights"
+    known = set(modules)
     for entry in settings.dense:
-        if entry in floats:
+        if entry in known:
             yield "fault", f"the settings leave {entry} dense, but it is in 4 bits"
     yield from _unequal_scales(checkpoint, found)
 

@@ -11,14 +11,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from nf4._formats import ROWS, rule_for_models
 from nf4.checkpoint.header import TensorInfo
 from nf4.typing import ScaleRuleName
 
 MXFP4, NVFP4 = "mxfp4", "nvfp4"
 # The blocksizes of a format, the usual one first.
-BLOCKSIZES = {MXFP4: (32,), NVFP4: (16, 32)}
-# How scales of MXFP4 are chosen: as compressed-tensors does, with the smallest error of the rules.
-RULE_OF_MXFP4: ScaleRuleName = "even"
+BLOCKSIZES = {format: ROWS[format].blocksizes for format in (MXFP4, NVFP4)}
+# The field of nf4.QuantizedTensor for each part.
+FIELDS = {"packed": "packed", "scales": "absmax", "global": "nested_absmax"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,6 +38,11 @@ class Layout:
     dtypes: Mapping[str, str]
     scale_rule: ScaleRuleName | None = None
     blocks: bool = False
+
+    @property
+    def rule(self) -> ScaleRuleName | None:
+        """The rule by which weights are quantized."""
+        return rule_for_models(self.format, self.scale_rule)
 
     def tensor(self, module: str, part: str) -> str:
         """Returns the name of a part of a module's weight."""

@@ -4,24 +4,27 @@ their config.json."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nf4._convert import dtype_name
+from nf4._formats import has_global_scales
 from nf4._quantize import quantize
 from nf4.checkpoint.dtypes import NUMPY
 from nf4.checkpoint.e2m1_config import compressed_config, gpt_oss_config, modelopt_config
-from nf4.checkpoint.e2m1_layouts import GPT_OSS, MXFP4, RULE_OF_MXFP4, Layout
+from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, FIELDS, GPT_OSS, MXFP4, WRITTEN, Layout
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
-from nf4.checkpoint.rules import dense_linear
+from nf4.checkpoint.plans import Amax, Writer
+from nf4.checkpoint.rules import Rules, dense_linear, is_transposed
 from nf4.checkpoint.source import Checkpoint
+from nf4.checkpoint.stacks import Stack
 from nf4.tensor import QuantizedTensor
 
-_PARTS = {"packed": "packed", "scales": "absmax", "global": "nested_absmax"}
-
+if TYPE_CHECKING:
+    from nf4.checkpoint.quantize_plan import QuantizeOptions
 
 # Layers that engines fuse, for which they want one global scale.
 _FUSED = (
@@ -36,7 +39,7 @@ _FUSED = (
 _LARGEST = np.float32(448 * 6)
 
 
-class Amax:
+class _Largest:
     """The largest magnitude of several dense weights, read once."""
 
     def __init__(self, checkpoint: Checkpoint, names: Sequence[str]):
@@ -90,7 +93,7 @@ class E2m1Plan:
     layout: Layout
     shape: tuple[int, ...]
     blocksize: int
-    amax: Callable[[], float] | None = None
+    amax: Amax | None = None
 
     @property
     def module(self) -> str:
@@ -106,10 +109,8 @@ class E2m1Plan:
     def quantize(self, array: np.ndarray, threads: int) -> QuantizedTensor:
         """Quantizes a dense weight, rounding to nearest, with compressed-tensors' rule for the
         scales of MXFP4."""
-        rule, of_all = self.layout.scale_rule, None
-        if self.layout.format == MXFP4:
-            rule = RULE_OF_MXFP4
-        else:
+        rule, of_all = self.layout.rule, None
+        if has_global_scales(self.layout.format):
             largest = largest_of(array) if self.amax is None else self.amax()
             of_all = np.array([global_scale(largest, rule == "divisor")], np.float32)
         *rows, cols = self.shape
@@ -131,7 +132,7 @@ class E2m1Plan:
     def parts(self, weight: QuantizedTensor) -> dict[str, np.ndarray]:
         """The data of `specs`: tensor name -> array."""
         return {
-            self.layout.tensor(self.module, part): getattr(weight, _PARTS[part])
+            self.layout.tensor(self.module, part): getattr(weight, FIELDS[part])
             for part in self.layout.dtypes
         }
 
@@ -153,3 +154,69 @@ def e2m1_config(
     kept = dense_linear(dense, [plan.module for plan in plans], architectures)
     build = compressed_config if layout.name == "compressed-tensors" else modelopt_config
     return build(layout, kept)
+
+
+def _check(options: QuantizeOptions) -> None:
+    layouts = WRITER.layouts[options.format]
+    if options.layout not in layouts:
+        expected = " or ".join(layouts)
+        raise OptionError(
+            f'layout is {options.layout!r}; expected {expected} with format "{options.format}"'
+        )
+
+
+def _misfit(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> str | None:
+    """Says why a matrix that may become 4-bit is not a whole number of blocks."""
+    size = BLOCKSIZES[options.format][0]
+    if options.layout == GPT_OSS.name:
+        return "no expert"
+    if is_transposed(info.name, rules.types):
+        return "Conv1D"
+    return f"columns not a multiple of {size}" if info.shape[1] % size else None
+
+
+def _amax(checkpoint: Checkpoint, names: Collection[str]) -> Mapping[str, Amax]:
+    """Returns the largest magnitude that each weight shares with those that it is fused with."""
+    found: dict[str, Amax] = {}
+    for name in names:
+        group = fused_with(name, names)
+        found[name] = found.get(group[0]) or _Largest(checkpoint, group)
+        found.setdefault(group[0], found[name])
+    return found
+
+
+def _plan(info: TensorInfo, options: QuantizeOptions, amax: Amax | None) -> E2m1Plan:
+    layout, size = WRITTEN[options.layout][options.format], BLOCKSIZES[options.format][0]
+    return E2m1Plan(info.name, layout, info.shape, size, amax)
+
+
+def _check_stacks(stacks: Sequence[Stack], chosen: Sequence[Stack]) -> None:
+    """Requires all experts, in whole blocks, as gpt-oss has them."""
+    size = BLOCKSIZES[MXFP4][0]
+    for stack in stacks:
+        if stack not in chosen:
+            raise OptionError(
+                f"skip and only leave {stack.name} dense; expected all experts with layout "
+                f'"{GPT_OSS.name}"'
+            )
+        if stack.shape[-1] % size:
+            raise OptionError(
+                f"{stack.name} has {stack.shape[-1]} columns; expected a multiple of {size}"
+            )
+
+
+WRITER = Writer(
+    layouts={
+        format: [name for name, known in WRITTEN.items() if format in known]
+        for format in BLOCKSIZES
+    },
+    options=("layout",),
+    check=_check,
+    misfit=_misfit,
+    plan=_plan,
+    config=e2m1_config,
+    amax=_amax,
+    experts=(GPT_OSS.name,),
+    check_stacks=_check_stacks,
+    plan_of_stack=lambda stack: E2m1Plan(stack.name, GPT_OSS, stack.shape, BLOCKSIZES[MXFP4][0]),
+)

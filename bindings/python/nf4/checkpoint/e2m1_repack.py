@@ -14,20 +14,17 @@ from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
 from nf4.checkpoint.difference import statistics_of
 from nf4.checkpoint.dtypes import NF4_TO_FILE, NUMPY
 from nf4.checkpoint.e2m1 import E2m1Weight
-from nf4.checkpoint.e2m1_audit import usable_global_scales
 from nf4.checkpoint.e2m1_layouts import MXFP4, WRITTEN, Layout
 from nf4.checkpoint.e2m1_plan import E2m1Plan, e2m1_config
 from nf4.checkpoint.errors import FormatError, OptionError
-from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.output import Progress, write_checkpoint
 from nf4.checkpoint.quantization import quantization, without_quantization
 from nf4.checkpoint.quantize_plan import QuantizeOptions, config_of
-from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import architectures, choose_rules, untied
-from nf4.checkpoint.scales import E4M3
+from nf4.checkpoint.scales import E4M3, usable_global_scales
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import OF_AN_EXPERT, is_stack
-from nf4.checkpoint.steps import Copy, FromWeight, Result, Step
+from nf4.checkpoint.steps import FromWeight, Result, Step, steps_in_place
 from nf4.checkpoint.transaction import DirectoryTarget, FileTarget
 from nf4.checkpoint.weights import Survey
 from nf4.checkpoint.writer import SafetensorsWriter
@@ -102,21 +99,6 @@ def convert_floats(
     return write_checkpoint(checkpoint, steps, made, target, progress)
 
 
-def _steps(checkpoint: Checkpoint, found: Survey, made: dict[str, Step]) -> dict[str, list[Step]]:
-    """Returns the steps for each file. A weight goes where its codes were."""
-    packed = {found.weights[name].packed.name: step for name, step in made.items()}
-
-    def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
-        if info.name in packed:
-            return packed[info.name]
-        return Copy(file, info, True) if info.name in found.dense else None
-
-    return {
-        name: [each for info in file.tensors.values() if (each := step(file, info))]
-        for name, file in checkpoint.files.items()
-    }
-
-
 # ---- To another layout -----------------------------------------------------------------
 
 
@@ -135,7 +117,8 @@ def _relabelled(
             raise FormatError(weight.path, f"cannot become {to}: {why}", name)
         plan = E2m1Plan(name, layout, weight.shape, weight.state.blocksize)
         plans.append(plan)
-        made[name] = Relabel(checkpoint, weight, plan, _global_scale(checkpoint, weight, layout))
+        scale = _global_scale(checkpoint, weight, layout)
+        made[weight.packed.name] = Relabel(checkpoint, weight, plan, scale)
     if all(weight.state.layout is plan.layout for weight, plan in zip(
         found.weights.values(), plans, strict=True
     )):  # fmt: skip
@@ -143,7 +126,7 @@ def _relabelled(
     if len({plan.layout for plan in plans}) > 1:
         raise FormatError(checkpoint.path, f"cannot become {to}: it has both mxfp4 and nvfp4")
     names = architectures(checkpoint.config)
-    return _steps(checkpoint, found, made), e2m1_config(plans, found.dense.values(), names)
+    return steps_in_place(checkpoint, found, made), e2m1_config(plans, found.dense.values(), names)
 
 
 def _misfit(weight: E2m1Weight, layout: Layout | None) -> str | None:
@@ -219,7 +202,7 @@ def _to_nf4(
             raise FormatError(weight.path, f"cannot become nf4: {reason}", name)
         state = State(NF4, _BLOCKSIZE, weight.dtype, weight.shape, NESTED_BLOCKSIZE)
         plans.append(Plan(name, state))
-        made[name] = ToNF4(checkpoint, weight, plans[-1], threads)
+        made[weight.packed.name] = ToNF4(checkpoint, weight, plans[-1], threads)
     rules, _ = choose_rules(checkpoint.config, found)
     if rules.model is not None:
         for name, weight in found.weights.items():
@@ -229,4 +212,4 @@ def _to_nf4(
     options = QuantizeOptions(blocksize=_BLOCKSIZE)
     dense = list(found.dense.values())
     config = config_of(plans, dense, rules, options, checkpoint.config)
-    return _steps(checkpoint, found, made), config
+    return steps_in_place(checkpoint, found, made), config

@@ -22,6 +22,7 @@ from nf4.checkpoint.int4_layouts import (
     SYMMETRIC_ZERO,
     Layout,
 )
+from nf4.checkpoint.quantization import quantization
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.int4 import Int4Tensor
@@ -32,6 +33,8 @@ _INTEGERS = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
 _DTYPES = {"packed": ("I32",), "scales": tuple(_SCALES), "zeros": ("I32",), "g_idx": ("I32",)}
 # Symmetric weights are labelled as the one though their zero points are those of the other.
 _CONFUSED = {GPTQ.name: GPTQ_V2, GPTQ_V2.name: GPTQ}
+# The warning for integers without settings.
+ASSUMED = "nothing tells gptq from gptq_v2 here; gptq is assumed"
 # A warning for zero points of 0 in GPTQ v1.
 BORROWS = (
     "which borrow from the next one in a word of gptq: GPTQModel and libnf4 read that, programs "
@@ -167,6 +170,14 @@ class Int4Weight(Weight):
             f"{self.state.file} says symmetric, but {np.count_nonzero(wrong)} of {zeros.size} zero "
             "points are not 8"
         )
+
+
+def is_assumed(checkpoint: Checkpoint, found: Survey) -> bool:
+    """Tells if nothing distinguishes gptq from gptq_v2."""
+    return quantization(checkpoint) is None and any(
+        isinstance(weight, Int4Weight) and weight.state.layout is GPTQ
+        for weight in found.weights.values()
+    )
 
 
 def labelled_as_other(layout: Layout, zeros: np.ndarray) -> Layout | None:

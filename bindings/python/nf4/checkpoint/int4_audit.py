@@ -10,7 +10,6 @@ from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.int4 import BORROWS, Int4Weight, labelled_as_other
 from nf4.checkpoint.int4_config import Settings
 from nf4.checkpoint.int4_layouts import COMPRESSED_TENSORS, GPTQ, GPTQ_V2
-from nf4.checkpoint.kinds import ASSUMED, is_assumed
 from nf4.checkpoint.rules import architectures, dense_linear
 from nf4.checkpoint.scales import count_problem, scale_problems
 from nf4.checkpoint.skips import SkipMatcher
@@ -71,24 +70,9 @@ def _g_idx_problems(weight: Int4Weight, checkpoint: Checkpoint) -> Iterator[tupl
 
 
 def int4_config_problems(
-    checkpoint: Checkpoint, settings: Settings | None, found: Survey
+    checkpoint: Checkpoint, settings: Settings, found: Survey, modules: list[str]
 ) -> Iterator[tuple[str, str]]:
     """Yields (severity, problem) if config.json contradicts the weights or cannot be judged."""
-    integers = [weight for weight in found.weights.values() if isinstance(weight, Int4Weight)]
-    if settings is None:
-        if checkpoint.directory is not None and checkpoint.config:
-            yield "fault", "it has 4-bit weights, but no quantization_config"
-        elif is_assumed(checkpoint, found):
-            yield "warning", ASSUMED
-        return
-    others = len(found.weights) - len(integers)
-    if others:
-        method = settings.method
-        yield "fault", f"the model is quantized by {method!r}, but {others} weights are not"
-    if not integers:
-        yield "fault", "it has a quantization_config, but no 4-bit weights"
-        return
-    modules = [weight.module for weight in integers]
     yield from _dense_problems(settings, modules)
     if settings.layout is COMPRESSED_TENSORS:
         yield from _ignore_problems(checkpoint, settings, found, modules)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nf4._quantize_int4 import quantize_int4
 from nf4.checkpoint.dtypes import FILE_TO_NF4
-from nf4.checkpoint.errors import FormatError
+from nf4.checkpoint.errors import FormatError, OptionError
 from nf4.checkpoint.header import TensorInfo, TensorSpec
 from nf4.checkpoint.int4_config import BUILDERS, METHOD_OF, Settings
-from nf4.checkpoint.int4_layouts import Layout
-from nf4.checkpoint.rules import dense_linear
+from nf4.checkpoint.int4_layouts import LAYOUTS, Layout
+from nf4.checkpoint.plans import Amax, Writer
+from nf4.checkpoint.rules import Rules, dense_linear, is_transposed
 from nf4.int4 import Int4Tensor
+
+if TYPE_CHECKING:
+    from nf4.checkpoint.quantize_plan import QuantizeOptions
 
 _DTYPES = {"packed": "I32", "zeros": "I32", "g_idx": "I32", "shape": "I64"}
 
@@ -117,3 +122,66 @@ def integer_config(
         tuple(kept),
     )
     return BUILDERS[METHOD_OF[to.name]](settings, modules)
+
+
+def _check(options: QuantizeOptions) -> None:
+    if options.layout not in LAYOUTS:
+        raise OptionError(f"layout is {options.layout!r}; expected {', '.join(LAYOUTS)}")
+    if options.group_size != -1 and (options.group_size <= 0 or options.group_size % 8):
+        raise OptionError(f"group_size is {options.group_size}; expected a multiple of 8, or -1")
+
+
+def _misfit(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> str | None:
+    """Says why this layout cannot hold a matrix that may become 4-bit."""
+    rows, cols = info.shape
+    if is_transposed(info.name, rules.types):
+        return "Conv1D"
+    if options.group_size != -1 and cols % options.group_size:
+        return _ungrouped(options)
+    return LAYOUTS[options.layout].misfit((rows, cols))
+
+
+def _ungrouped(options: QuantizeOptions) -> str:
+    return f"columns not a multiple of the group size {options.group_size}"
+
+
+def _problem(
+    dense: Mapping[str, TensorInfo], reasons: Mapping[str, str | None], options: QuantizeOptions
+) -> str | None:
+    """Says how many matrices stay dense because of the group size alone, and with which group size
+    none would; None if there are none. reasons: from dense_reasons."""
+    misfit = LAYOUTS[options.layout].misfit
+    cols = {
+        name: dense[name].shape[1]
+        for name, reason in reasons.items()
+        if reason in (None, _ungrouped(options)) and not misfit(dense[name].shape)
+    }
+    left = [name for name in cols if reasons[name] is not None]
+    if not left:
+        return None
+    divisor = math.gcd(*cols.values())
+    sizes = (size for size in (64, 32, 16, 8) if size < options.group_size)
+    fit = next((size for size in sizes if divisor % size == 0), -1)
+    return (
+        f"the group size {options.group_size} leaves {len(left)} of {len(cols)} matrices dense, as "
+        f"it does not divide their columns; a group size of {fit} leaves none"
+    )
+
+
+def _plan(info: TensorInfo, options: QuantizeOptions, _amax: Amax | None) -> Int4Plan:
+    # The layouts do not support float32 scales.
+    scales = "F16" if info.dtype == "F32" else info.dtype
+    rows, cols = info.shape
+    layout, size = LAYOUTS[options.layout], options.group_size
+    return Int4Plan(info.name, layout, (rows, cols), size, scales, options.symmetric)
+
+
+WRITER = Writer(
+    layouts={"int4": tuple(LAYOUTS)},
+    options=("layout", "group_size", "symmetric"),
+    check=_check,
+    misfit=_misfit,
+    plan=_plan,
+    config=integer_config,
+    problem=_problem,
+)

@@ -5,46 +5,73 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from nf4.checkpoint import bnb, e2m1_config, int4_config
-from nf4.checkpoint.e2m1 import E2m1Weight, add_e2m1, add_fp8
+from nf4.checkpoint import bnb, e2m1_config, e2m1_plan, int4_config, int4_plan
+from nf4.checkpoint.e2m1 import E2m1Weight, add_e2m1
+from nf4.checkpoint.e2m1_audit import e2m1_config_problems, e2m1_value_problems
 from nf4.checkpoint.errors import FormatError
-from nf4.checkpoint.int4 import Int4Weight, add_integers
-from nf4.checkpoint.int4_layouts import GPTQ
+from nf4.checkpoint.int4 import ASSUMED, Int4Weight, add_integers, is_assumed
+from nf4.checkpoint.int4_audit import int4_config_problems, int4_value_problems
 from nf4.checkpoint.leftovers import unread
+from nf4.checkpoint.plans import Writer
 from nf4.checkpoint.quantization import BITSANDBYTES, OF_EXPERTS, quantization
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Survey, Weight
 
-# The warning for integers without settings.
-ASSUMED = "nothing tells gptq from gptq_v2 here; gptq is assumed"
 _OF_BITSANDBYTES = (BITSANDBYTES, OF_EXPERTS)
 Settings: TypeAlias = int4_config.Settings | e2m1_config.Settings
+# (severity, problem) for each.
+Problems: TypeAlias = Iterable[tuple[str, str]]
 
 
 class Kind(NamedTuple):
     """A kind of weights other than those of bitsandbytes, whose quant_state describes each.
 
-    weight    the class of its weights
-    settings  the class of what a checkpoint says of them
-    parser    returns, for a quant_method and its settings, the function that reads these; None if
-              they are of another kind
-    add       moves its weights from the dense tensors of a survey to the weights
+    weight           the class of its weights
+    settings         the class of what a checkpoint says of them
+    parser           returns, for a quant_method and its settings, the function that reads these;
+                     None if they are of another kind
+    add              moves its weights from the dense tensors of a survey to the weights
+    value_problems   finds faults in the values of a weight
+    config_problems  finds faults in the settings, given the modules that have weights
+    writer           how dense weights become weights of the kind
     """
 
     weight: type[Weight]
     settings: type[Settings]
     parser: Callable[[str | None, Mapping[str, Any]], Callable[..., Settings] | None]
     add: Callable[[Survey, Checkpoint, Any], None]
+    value_problems: Callable[[Any, Checkpoint], Problems]
+    config_problems: Callable[[Checkpoint, Any, Survey, list[str]], Problems]
+    writer: Writer
 
 
 # Where nothing says which kind there is, they look for their tensors in this order.
 KINDS = (
-    Kind(E2m1Weight, e2m1_config.Settings, e2m1_config.parser, add_e2m1),
-    Kind(Int4Weight, int4_config.Settings, int4_config.parser, add_integers),
+    Kind(
+        E2m1Weight,
+        e2m1_config.Settings,
+        e2m1_config.parser,
+        add_e2m1,
+        e2m1_value_problems,
+        e2m1_config_problems,
+        e2m1_plan.WRITER,
+    ),
+    Kind(
+        Int4Weight,
+        int4_config.Settings,
+        int4_config.parser,
+        add_integers,
+        int4_value_problems,
+        int4_config_problems,
+        int4_plan.WRITER,
+    ),
 )
+# By format, in the order in which messages list them. Other formats are of bitsandbytes.
+WRITERS = {format: kind.writer for kind in reversed(KINDS) for format in kind.writer.layouts}
+LAYOUTS = [*dict.fromkeys(each for name, of in WRITERS.items() for each in of.layouts[name])]
 
 
 def settings_of(checkpoint: Checkpoint) -> Settings | None:
@@ -81,8 +108,6 @@ def survey(checkpoint: Checkpoint) -> Survey:
     for kind in KINDS:
         if said is None or isinstance(settings, kind.settings):
             kind.add(found, checkpoint, settings)
-    if isinstance(settings, e2m1_config.Settings) and settings.mixed:
-        add_fp8(found, checkpoint)
     found.unread += unread(checkpoint, found)
     known = said is not None and (settings is not None or said.method in _OF_BITSANDBYTES)
     if known or found.weights:
@@ -113,12 +138,9 @@ def require_readable(checkpoint: Checkpoint, found: Survey, *, fp8: bool = False
         raise FormatError(weight.path, "it is in FP8, which is not read here", weight.name)
 
 
-def is_assumed(checkpoint: Checkpoint, found: Survey) -> bool:
-    """Tells if nothing distinguishes gptq from gptq_v2."""
-    return quantization(checkpoint) is None and any(
-        isinstance(weight, Int4Weight) and weight.state.layout is GPTQ
-        for weight in found.weights.values()
-    )
+def doubts(checkpoint: Checkpoint, found: Survey) -> list[str]:
+    """Returns warnings of what was assumed to read the weights."""
+    return [ASSUMED] if is_assumed(checkpoint, found) else []
 
 
 def method_problem(checkpoint: Checkpoint) -> FormatError | None:

@@ -4,38 +4,23 @@ tensors of those that become 4-bit, and the quantization_config."""
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nf4.checkpoint.bnb import NESTED_BLOCKSIZE, Plan, State
 from nf4.checkpoint.dtypes import FILE_TO_NF4
-from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, GPT_OSS, MXFP4, NVFP4, WRITTEN
-from nf4.checkpoint.e2m1_plan import E2m1Plan, e2m1_config
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.header import TensorInfo
-from nf4.checkpoint.int4_layouts import LAYOUTS
-from nf4.checkpoint.int4_plan import Int4Plan, integer_config
+from nf4.checkpoint.kinds import WRITERS
 from nf4.checkpoint.model_files import compute_dtype, quantization_config
-from nf4.checkpoint.rules import (
-    Rules,
-    architectures,
-    is_transposed,
-    matches,
-    module_of,
-    transposed_if_conv1d,
-)
+from nf4.checkpoint.plans import Amax, WeightPlan, Writer
+from nf4.checkpoint.rules import Rules, architectures, matches, module_of, transposed_if_conv1d
 from nf4.checkpoint.stacks import Stack
 from nf4.checkpoint.weights import Weight
 
-# The options that only some formats have.
-_FORMATS_OF = {
-    **dict.fromkeys(("blocksize", "nested", "storage"), ("nf4", "fp4")),
-    **dict.fromkeys(("group_size", "symmetric"), ("int4",)),
-    "layout": ("int4", MXFP4, NVFP4),
-}
-# The formats whose layouts have room for no other kind of 4-bit weights.
-OWN_CONFIG = ("int4", MXFP4, NVFP4)
+_OF_BITSANDBYTES = ("blocksize", "nested", "storage", "compute", "experts")
+# Options that other formats ignore, or refuse with another message.
+_NOT_CHECKED = ("compute", "experts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,18 +65,26 @@ class QuantizeOptions:
     experts: bool = False
 
     @property
+    def writer(self) -> Writer | None:
+        """How weights become the format's; None: as bitsandbytes has them."""
+        return WRITERS.get(self.format)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that only some formats have, and this one has."""
+        return _OF_BITSANDBYTES if self.writer is None else self.writer.options
+
+    @property
     def takes_stacks(self) -> bool:
         """Whether stacks of experts become 4-bit."""
-        return self.experts or self.layout == GPT_OSS.name
+        return self.experts or (self.writer is not None and self.layout in self.writer.experts)
 
     def __post_init__(self) -> None:
         self._check_uses()
-        if self.format in OWN_CONFIG and self.experts:
-            raise OptionError(f'experts is True; expected False with format "{self.format}"')
-        if self.format == "int4":
-            self._check_integers()
-        elif self.format in OWN_CONFIG:
-            self._check_floats()
+        if self.writer is not None:
+            if self.experts:
+                raise OptionError(f'experts is True; expected False with format "{self.format}"')
+            self.writer.check(self)
         for name in ("skip", "only"):
             value = getattr(self, name)
             if isinstance(value, str):
@@ -100,27 +93,21 @@ class QuantizeOptions:
     def _check_uses(self) -> None:
         """Raises OptionError for an option of another format, which would be ignored."""
         for field in dataclasses.fields(self):
-            value, formats = getattr(self, field.name), _FORMATS_OF.get(field.name, ())
-            if formats and self.format not in formats and value != field.default:
+            formats = () if field.name in _NOT_CHECKED else formats_with(field.name)
+            value, is_own = getattr(self, field.name), not formats or self.format in formats
+            if not is_own and value != field.default:
                 expected = " or ".join(f'"{each}"' for each in formats)
                 raise OptionError(
                     f'{field.name} is {value!r}, but format "{self.format}" has none; expected '
                     f"format {expected}"
                 )
 
-    def _check_floats(self) -> None:
-        layouts = [name for name, known in WRITTEN.items() if self.format in known]
-        if self.layout not in layouts:
-            expected = " or ".join(layouts)
-            raise OptionError(
-                f'layout is {self.layout!r}; expected {expected} with format "{self.format}"'
-            )
 
-    def _check_integers(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise OptionError(f"layout is {self.layout!r}; expected {', '.join(LAYOUTS)}")
-        if self.group_size != -1 and (self.group_size <= 0 or self.group_size % 8):
-            raise OptionError(f"group_size is {self.group_size}; expected a multiple of 8, or -1")
+def formats_with(option: str) -> tuple[str, ...]:
+    """Returns the formats that have an option; none if all have it."""
+    if option in _OF_BITSANDBYTES:
+        return ("nf4", "fp4")
+    return tuple(format for format, writer in WRITERS.items() if option in writer.options)
 
 
 def dense_reasons(
@@ -142,59 +129,18 @@ def dense_reasons(
             f"such as lm_head, or a glob over the whole name"
         )
     reasons = {name: rules.dense_reason(info) for name, info in dense.items()}
-    if options.format not in OWN_CONFIG:
+    if options.writer is None:
         return reasons
-    misfit = _integer_reason if options.format == "int4" else _float_reason
+    misfit = options.writer.misfit
     return {name: reason or misfit(dense[name], rules, options) for name, reason in reasons.items()}
-
-
-def _float_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> str | None:
-    """Says why a matrix that may become 4-bit is not a whole number of blocks."""
-    size = BLOCKSIZES[options.format][0]
-    if options.layout == GPT_OSS.name:
-        return "no expert"
-    if is_transposed(info.name, rules.types):
-        return "Conv1D"
-    return f"columns not a multiple of {size}" if info.shape[1] % size else None
-
-
-def _integer_reason(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> str | None:
-    """Says why this layout cannot hold a matrix that may become 4-bit."""
-    rows, cols = info.shape
-    if is_transposed(info.name, rules.types):
-        return "Conv1D"
-    if options.group_size != -1 and cols % options.group_size:
-        return _ungrouped(options)
-    return LAYOUTS[options.layout].misfit((rows, cols))
-
-
-def _ungrouped(options: QuantizeOptions) -> str:
-    return f"columns not a multiple of the group size {options.group_size}"
 
 
 def group_size_problem(
     dense: Mapping[str, TensorInfo], reasons: Mapping[str, str | None], options: QuantizeOptions
 ) -> str | None:
-    """Says how many matrices stay dense because of the group size alone, and with which group size
-    none would; None if there are none. reasons: from dense_reasons."""
-    if options.format != "int4":
-        return None
-    misfit = LAYOUTS[options.layout].misfit
-    cols = {
-        name: dense[name].shape[1]
-        for name, reason in reasons.items()
-        if reason in (None, _ungrouped(options)) and not misfit(dense[name].shape)
-    }
-    left = [name for name in cols if reasons[name] is not None]
-    if not left:
-        return None
-    divisor = math.gcd(*cols.values())
-    sizes = (size for size in (64, 32, 16, 8) if size < options.group_size)
-    fit = next((size for size in sizes if divisor % size == 0), -1)
-    return (
-        f"the group size {options.group_size} leaves {len(left)} of {len(cols)} matrices dense, as "
-        f"it does not divide their columns; a group size of {fit} leaves none"
-    )
+    """Says how many matrices stay dense because of the options, and which would leave none; None if
+    there are none. reasons: from dense_reasons."""
+    return options.writer and options.writer.problem(dense, reasons, options)
 
 
 def stacks_of(
@@ -252,8 +198,8 @@ def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Sta
                 f"skip and only leave {stack.name} dense beside a stack of {stack.module} that "
                 f"becomes 4-bit; expected both or neither"
             )
-    if options.layout == GPT_OSS.name:
-        _require_blocks_of_all(stacks, chosen)
+    if options.writer is not None and options.writer.check_stacks is not None:
+        options.writer.check_stacks(stacks, chosen)
         return chosen
     for stack in chosen:
         experts, rows, cols = stack.shape
@@ -265,76 +211,38 @@ def chosen_stacks(stacks: Sequence[Stack], options: QuantizeOptions) -> list[Sta
     return chosen
 
 
-def _require_blocks_of_all(stacks: Sequence[Stack], chosen: Sequence[Stack]) -> None:
-    """Requires all experts, in whole blocks, as gpt-oss has them."""
-    size = BLOCKSIZES[MXFP4][0]
-    for stack in stacks:
-        if stack not in chosen:
-            raise OptionError(
-                f"skip and only leave {stack.name} dense; expected all experts with layout "
-                f'"{GPT_OSS.name}"'
-            )
-        if stack.shape[-1] % size:
-            raise OptionError(
-                f"{stack.name} has {stack.shape[-1]} columns; expected a multiple of {size}"
-            )
-
-
-def plan_of_stack(stack: Stack, dtype: str, options: QuantizeOptions) -> Plan | E2m1Plan:
+def plan_of_stack(stack: Stack, dtype: str, options: QuantizeOptions) -> WeightPlan:
     """Plans the tensors of a stack. dtype: the dense tensors' dtype in a file. Raises OptionError
     if that is not a dtype of weights."""
     if dtype not in FILE_TO_NF4:
         expected = ", ".join(FILE_TO_NF4)
         raise OptionError(f"{stack.parameter}: dtype {dtype}; expected one of {expected}")
-    if options.layout == GPT_OSS.name:
-        return E2m1Plan(stack.name, GPT_OSS, stack.shape, BLOCKSIZES[MXFP4][0])
-    state = State(
-        format=options.format,
-        blocksize=options.blocksize,
-        dtype=FILE_TO_NF4[dtype],
-        shape=stack.shape,
-        nested_blocksize=NESTED_BLOCKSIZE if options.nested else 0,
-    )
-    return _storable(Plan(stack.weight_name, state, options.storage))
+    if options.writer is not None and options.writer.plan_of_stack is not None:
+        return options.writer.plan_of_stack(stack)
+    return _bnb_plan(stack.weight_name, FILE_TO_NF4[dtype], stack.shape, options)
 
 
-def _storable(plan: Plan) -> Plan:
-    problem = plan.storage_problem()
-    if problem:
-        raise OptionError(f"{plan.name}: {problem}")
+def plan_of(
+    info: TensorInfo, rules: Rules, options: QuantizeOptions, amax: Amax | None = None
+) -> WeightPlan:
+    """Plans the tensors for a dense tensor that becomes 4-bit. amax: from Writer.amax."""
+    if options.writer is not None:
+        return options.writer.plan(info, options, amax)
+    shape = transposed_if_conv1d(info.name, info.shape, rules.types)
+    return _bnb_plan(info.name, FILE_TO_NF4[info.dtype], shape, options)
+
+
+def _bnb_plan(name: str, dtype: str, shape: tuple[int, ...], options: QuantizeOptions) -> Plan:
+    nested_blocksize = NESTED_BLOCKSIZE if options.nested else 0
+    state = State(options.format, options.blocksize, dtype, shape, nested_blocksize)
+    plan = Plan(name, state, options.storage)
+    if problem := plan.storage_problem():
+        raise OptionError(f"{name}: {problem}")
     return plan
 
 
-def plan_of(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan | Int4Plan | E2m1Plan:
-    """Plans the tensors for a dense tensor that becomes 4-bit."""
-    if options.format in BLOCKSIZES:
-        layout, size = WRITTEN[options.layout][options.format], BLOCKSIZES[options.format][0]
-        return E2m1Plan(info.name, layout, info.shape, size)
-    plan = _integer_plan if options.format == "int4" else _bnb_plan
-    return plan(info, rules, options)
-
-
-def _integer_plan(info: TensorInfo, _rules: Rules, options: QuantizeOptions) -> Int4Plan:
-    # The layouts do not support float32 scales.
-    scales = "F16" if info.dtype == "F32" else info.dtype
-    rows, cols = info.shape
-    layout, size = LAYOUTS[options.layout], options.group_size
-    return Int4Plan(info.name, layout, (rows, cols), size, scales, options.symmetric)
-
-
-def _bnb_plan(info: TensorInfo, rules: Rules, options: QuantizeOptions) -> Plan:
-    state = State(
-        format=options.format,
-        blocksize=options.blocksize,
-        dtype=FILE_TO_NF4[info.dtype],
-        shape=transposed_if_conv1d(info.name, info.shape, rules.types),
-        nested_blocksize=NESTED_BLOCKSIZE if options.nested else 0,
-    )
-    return _storable(Plan(info.name, state, options.storage))
-
-
 def config_of(
-    plans: Sequence[Plan | Int4Plan | E2m1Plan],
+    plans: Sequence[WeightPlan],
     dense: Iterable[TensorInfo],
     rules: Rules,
     options: QuantizeOptions,
@@ -344,12 +252,8 @@ def config_of(
     """Returns the quantization_config for these weights. dense: the tensors that stay dense.
     config: the model's. quantized: the weights that were 4-bit before."""
     before = quantized or {}
-    if options.format in BLOCKSIZES:
-        floats = [plan for plan in plans if isinstance(plan, E2m1Plan)]
-        return e2m1_config(floats, dense, architectures(config))
-    if options.format == "int4":
-        integers = [plan for plan in plans if isinstance(plan, Int4Plan)]
-        return integer_config(integers, dense, architectures(config))
+    if options.writer is not None:
+        return options.writer.config(plans, dense, architectures(config))
     names = [*(plan.name for plan in plans), *before]
     states = [plan.state for plan in plans if isinstance(plan, Plan)]
     dtypes = [state.dtype for state in states]

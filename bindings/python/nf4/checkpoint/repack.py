@@ -10,7 +10,6 @@ from typing import Any
 from nf4.checkpoint.e2m1 import E2m1Weight
 from nf4.checkpoint.e2m1_repack import convert_floats
 from nf4.checkpoint.errors import FormatError, OptionError
-from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.int4 import BORROWS, Int4Weight
 from nf4.checkpoint.int4_config import METHOD_OF, Settings
 from nf4.checkpoint.int4_layouts import (
@@ -22,14 +21,13 @@ from nf4.checkpoint.int4_layouts import (
     Layout,
 )
 from nf4.checkpoint.int4_plan import Int4Plan, integer_config
-from nf4.checkpoint.kinds import ASSUMED, integer_settings, is_assumed, require_readable, survey
+from nf4.checkpoint.kinds import doubts, integer_settings, require_readable, survey
 from nf4.checkpoint.leftovers import strangers
 from nf4.checkpoint.output import Progress, output_target, write_checkpoint
 from nf4.checkpoint.quantization import quantization, without_quantization
-from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.rules import architectures, untied
 from nf4.checkpoint.source import Checkpoint
-from nf4.checkpoint.steps import Copy, FromWeight, Result, Step
+from nf4.checkpoint.steps import FromWeight, Result, steps_in_place
 from nf4.checkpoint.weights import Survey, Weight
 from nf4.checkpoint.writer import SafetensorsWriter
 
@@ -181,39 +179,25 @@ def convert_checkpoint(
         data = _read(checkpoint, weights, to)
         said = settings.symmetric if settings is not None else None
         symmetric = data.symmetric if said is None else said
-        steps = _steps(checkpoint, found, to, symmetric, data.act_order)
-        repacked = [step for all in steps.values() for step in all if isinstance(step, Repack)]
+        made = {
+            weight.packed.name: _repack(checkpoint, weight, to, symmetric, data.act_order)
+            for weight in weights
+        }
+        repacked = [*made.values()]
         config = _config(checkpoint, found, repacked, settings) if checkpoint.config else {}
+        steps = steps_in_place(checkpoint, found, made)
         result = write_checkpoint(checkpoint, steps, config, target, progress)
         if data.act_order and to is COMPRESSED_TENSORS:
             result.warnings.append(_REMOVED)
-        if is_assumed(checkpoint, found):
-            result.warnings.append(ASSUMED)
+        result.warnings += doubts(checkpoint, found)
         if data.borrows and to is GPTQ:
             result.warnings.append(f"there are zero points of 0, {BORROWS}")
         return result
 
 
-def _steps(
-    checkpoint: Checkpoint,
-    found: Survey,
-    to: Layout,
-    symmetric: bool,
-    act_order: bool,
-) -> dict[str, list[Step]]:
-    """Returns the steps for each file. A weight goes where its codes were."""
-    packed = found.by_packed()
-
-    def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
-        weight = packed.get(info.name)
-        if not isinstance(weight, Int4Weight):
-            return Copy(file, info, True) if info.name in found.dense else None
-        scales = weight.parts["scales"].dtype
-        size = weight.state.group_size
-        plan = Int4Plan(weight.name, to, weight.shape, size, scales, symmetric, act_order)
-        return Repack(checkpoint, weight, plan)
-
-    return {
-        name: [made for info in file.tensors.values() if (made := step(file, info))]
-        for name, file in checkpoint.files.items()
-    }
+def _repack(
+    checkpoint: Checkpoint, weight: Int4Weight, to: Layout, symmetric: bool, act_order: bool
+) -> Repack:
+    scales, size = weight.parts["scales"].dtype, weight.state.group_size
+    plan = Int4Plan(weight.name, to, weight.shape, size, scales, symmetric, act_order)
+    return Repack(checkpoint, weight, plan)

@@ -12,7 +12,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.weights import Weight
+
+if TYPE_CHECKING:
+    from nf4.checkpoint.meta_model import LoadPlan
 
 # This part of a name marks an expert's own matrix.
 OF_AN_EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -139,6 +142,32 @@ def _of_expert(expert: int, like: str) -> str:
 
 def _array(checkpoint: Checkpoint, name: str) -> np.ndarray:
     return checkpoint.owner[name].array(checkpoint.info(name))
+
+
+def joined(plan: LoadPlan, weights: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Returns the weights with the stacks of a model in the place of their matrices, under the
+    names of the model's parameters with ".weight". Raises FormatError for matrices that do not make
+    up a stack."""
+    matrices = {
+        name: weight for name, weight in weights.items() if weight.joins and len(weight.shape) == 2
+    }
+    found = dict(weights)
+    known = plan.stacks({name: weight.shape for name, weight in matrices.items()})
+    of_stacks: dict[str, list[str]] = {}
+    for name in matrices:
+        of_stacks.setdefault(plan.target(name)[0], []).append(name)
+    for full, stack in known.items():
+        names = of_stacks.get(full, [])
+        if not names:
+            continue
+        first = matrices[names[0]]
+        if stack["problem"] is not None:
+            raise FormatError(first.path, stack["problem"], first.name)
+        parts = tuple(tuple(matrices[name] for name in group) for group in stack["parts"])
+        for name in names:
+            del found[name]
+        found[f"{full}.weight"] = parts[0][0].join(f"{full}.weight", tuple(stack["shape"]), parts)
+    return found
 
 
 def is_stack(weight: Weight) -> bool:

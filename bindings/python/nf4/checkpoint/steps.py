@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from nf4._dequantize import dequantize
-from nf4.checkpoint.bnb import Plan
 from nf4.checkpoint.difference import ErrorStatistics
 from nf4.checkpoint.dtypes import NF4_TO_FILE
-from nf4.checkpoint.e2m1_plan import E2m1Plan
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.fp8 import Fp8Weight
 from nf4.checkpoint.header import TensorInfo, TensorSpec
-from nf4.checkpoint.int4_plan import Int4Plan
+from nf4.checkpoint.plans import WeightPlan
 from nf4.checkpoint.reader import SafetensorsFile
 from nf4.checkpoint.source import Checkpoint
 from nf4.checkpoint.stacks import Stack
-from nf4.checkpoint.weights import Weight
+from nf4.checkpoint.weights import Survey, Weight
 from nf4.checkpoint.writer import SafetensorsWriter
 from nf4.int4 import Int4Tensor
 from nf4.tensor import QuantizedTensor
@@ -139,7 +137,7 @@ class FromWeight(_OfWeight):
     """A step that reads a 4-bit weight and writes the tensors of a plan in its place."""
 
     weight: Weight
-    plan: Plan | Int4Plan | E2m1Plan
+    plan: WeightPlan
 
     def specs(self) -> Sequence[TensorSpec]:
         return self.plan.specs()
@@ -165,7 +163,7 @@ class Quantize(_FromTensor):
     """Quantizes a dense matrix to 4 bits. made: weights that are quantized already, by name, from
     which it takes its own."""
 
-    plan: Plan | Int4Plan | E2m1Plan
+    plan: WeightPlan
     transposed: bool
     allow_nonfinite: bool
     threads: int
@@ -203,7 +201,7 @@ class QuantizeStack:
 
     checkpoint: Checkpoint
     stack: Stack
-    plan: Plan | E2m1Plan
+    plan: WeightPlan
     allow_nonfinite: bool
     threads: int
 
@@ -284,6 +282,29 @@ class DequantizeFp8(_OfWeight):
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         writer.write(self.name, self.weight.dense(self.checkpoint, self.dtype))
         result.fp8 += 1
+
+
+def steps_of(
+    checkpoint: Checkpoint, step: Callable[[SafetensorsFile, TensorInfo], Step | None]
+) -> dict[str, list[Step]]:
+    """Returns the steps for each file. step: the one for a tensor; None if another one has it."""
+    return {
+        name: [made for info in file.tensors.values() if (made := step(file, info))]
+        for name, file in checkpoint.files.items()
+    }
+
+
+def steps_in_place(
+    checkpoint: Checkpoint, found: Survey, made: Mapping[str, Step]
+) -> dict[str, list[Step]]:
+    """Returns the steps for each file, which copy dense tensors. made: the steps of the others, by
+    the name of the tensor in whose place their results go."""
+
+    def step(file: SafetensorsFile, info: TensorInfo) -> Step | None:
+        copy = Copy(file, info, True) if info.name in found.dense else None
+        return made.get(info.name, copy)
+
+    return steps_of(checkpoint, step)
 
 
 def nonfinite(array: np.ndarray, dtype: str, first: int = 0) -> str | None:

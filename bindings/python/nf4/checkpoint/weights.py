@@ -5,7 +5,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from nf4.checkpoint.errors import FormatError
 from nf4.checkpoint.fp8 import Fp8Weight
@@ -13,6 +15,12 @@ from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.source import Checkpoint
 from nf4.int4 import Int4Tensor
 from nf4.tensor import QuantizedTensor
+
+
+def fields_of(state: Any) -> dict[str, Any]:
+    """Returns the fields of nf4.QuantizedTensor that a state has, all but the parts."""
+    names = ("format", "blocksize", "nested_blocksize", "scale_rule", "shape", "dtype")
+    return {name: getattr(state, name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +33,7 @@ class Weight(abc.ABC):
     parts: dict[str, TensorInfo]
     path: str
     state: Any
+    joins: ClassVar[bool] = False  # whether the kind has `join`
 
     @property
     def format(self) -> str:
@@ -54,6 +63,28 @@ class Weight(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
         """Returns its settings, as `nf4 inspect --json` shows them."""
+
+    @property
+    def stored_layout(self) -> str | None:
+        """NF4Weight.stored_layout of a layer with the weight."""
+        return None
+
+    def stored(self, part: str) -> TensorInfo | None:
+        """Returns the tensor that stores a part of what `load` returns; None if none does."""
+        return self.parts.get(part)
+
+    def whole_parts(self, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+        """Reads the parts that rows and columns of the weight have whole."""
+        return {}
+
+    def own_codebook(self, checkpoint: Checkpoint) -> np.ndarray | None:
+        """Returns a codebook other than the format's; None if there is none."""
+        return None
+
+    def join(self, name: str, shape: tuple[int, ...], parts: tuple[tuple[Any, ...], ...]) -> Weight:
+        """Returns a stack of experts of which each has a matrix in the checkpoint. parts: as in
+        stacks.Stack.parts. Raises FormatError if they differ."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def load(self, checkpoint: Checkpoint) -> QuantizedTensor | Int4Tensor:
@@ -86,7 +117,3 @@ class Survey:
         """Raises the first fault, if any."""
         if self.faults:
             raise self.faults[0]
-
-    def by_packed(self) -> dict[str, Weight]:
-        """Returns the weights by the names of their packed tensors."""
-        return {weight.packed.name: weight for weight in self.weights.values()}

@@ -12,6 +12,7 @@ from typing import Any
 
 import nf4
 from nf4 import _costs, _paths
+from nf4._formats import SCALE_RULES
 from nf4._load import library as load_library
 from nf4.checkpoint.errors import printable
 from nf4.cli import doctor_bitsandbytes
@@ -221,8 +222,8 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
     known = "built in, timed" if gpu["timed"] else "presumed, because libnf4 has not been timed"
     measured = gpu["costs"]["products"]
     costs = f"measured here (nf4 tune): {', '.join(measured) or 'none'}"
-    # The last three never have costs.
-    every = *PRODUCTS, "mxfp4", "nvfp4", "experts"
+    # Only the first ones ever have costs.
+    every = *PRODUCTS, *SCALE_RULES, "experts"
     rest = [each for each in every if each not in measured]
     others = f"ways of {', '.join(rest)}" if measured else "these ways"
     return [

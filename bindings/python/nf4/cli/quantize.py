@@ -11,10 +11,9 @@ from typing import Any
 from nf4.checkpoint.bnb import FORMATS
 from nf4.checkpoint.convert import Calibrate, quantize_checkpoint
 from nf4.checkpoint.dtypes import STORAGE, TORCH_TO_NF4
-from nf4.checkpoint.e2m1_layouts import BLOCKSIZES, WRITTEN
 from nf4.checkpoint.errors import OptionError
-from nf4.checkpoint.int4_layouts import LAYOUTS
-from nf4.checkpoint.quantize_plan import QuantizeOptions
+from nf4.checkpoint.kinds import LAYOUTS, WRITERS
+from nf4.checkpoint.quantize_plan import QuantizeOptions, formats_with
 from nf4.checkpoint.steps import AnyQuantized
 from nf4.cli.console import add_command, add_conversion, add_dtype, progress, text_of
 from nf4.cli.conversion import run_conversion
@@ -40,19 +39,19 @@ the Hugging Face cache.
 A PATTERN is one or more whole parts of a module's name (lm_head, layers.0), or, with *, ? or
 [], a glob over the whole name ('*.mlp.*_proj').
 """
-# The options of each format, by their names in QuantizeOptions.
-_LAYOUT = {"layout": "--layout"}
-_OF_INTEGERS = {
-    "group_size": "--group-size",
-    "symmetric": "--symmetric or --asymmetric",
-}
-_OF_BITSANDBYTES = {
+# The options that only some formats have, by their names in QuantizeOptions.
+_OPTIONS = {
     "blocksize": "--blocksize",
     "nested": "--flat",
     "storage": "--quant-storage",
     "compute": "--compute-dtype",
     "experts": "--experts",
+    "group_size": "--group-size",
+    "symmetric": "--symmetric or --asymmetric",
+    "layout": "--layout",
 }
+# Their names in --json, where these differ.
+_JSON = {"nested": "double_quantization", "storage": "quant_storage"}
 
 
 def add_parser(commands: Any) -> None:
@@ -61,7 +60,10 @@ def add_parser(commands: Any) -> None:
     )
     add_conversion(parser)
     parser.add_argument(
-        "--format", choices=(*FORMATS, "int4"), default="nf4", help="(default: nf4)"
+        "--format",
+        choices=(*FORMATS, *(WRITERS.keys() - FORMATS)),
+        default="nf4",
+        help="(default: nf4)",
     )
     parser.add_argument(
         "--blocksize",
@@ -107,7 +109,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--layout",
-        choices=(*LAYOUTS, *(name for name in WRITTEN if name not in LAYOUTS)),
+        choices=LAYOUTS,
         help="for int4, mxfp4 and nvfp4 (default: compressed-tensors); modelopt for nvfp4; "
         "gpt-oss for mxfp4: the experts of gpt-oss alone",
     )
@@ -159,40 +161,22 @@ def add_parser(commands: Any) -> None:
 def _chosen(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the given options of one format. Raises OptionError for an option of another
     format."""
-    options = _LAYOUT | _OF_INTEGERS | _OF_BITSANDBYTES
-    given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
-    for group, formats in (
-        (_OF_BITSANDBYTES, ("nf4", "fp4")),
-        (_OF_INTEGERS, ("int4",)),
-        (_LAYOUT, ("int4", *BLOCKSIZES)),
-    ):
-        for name in given.keys() & group.keys() if args.format not in formats else ():
-            *others, last = formats
+    given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
+    for name in given:
+        *others, last = formats = formats_with(name)
+        if args.format not in formats:
             named = f"{', '.join(others)} and {last}" if others else last
             raise OptionError(
-                f"{group[name]} is not an option of --format {args.format}; it is one of {named}"
+                f"{_OPTIONS[name]} is not an option of --format {args.format}; it is one of {named}"
             )
     return given
 
 
 def _settings(options: QuantizeOptions) -> dict[str, Any]:
     """The options as --json shows them."""
-    if options.format == "int4":
-        return {
-            "format": options.format,
-            "layout": options.layout,
-            "group_size": options.group_size,
-            "symmetric": options.symmetric,
-        }
-    if options.format in BLOCKSIZES:
-        return {"format": options.format, "layout": options.layout}
-    return {
-        "format": options.format,
-        "blocksize": options.blocksize,
-        "double_quantization": options.nested,
-        "quant_storage": options.storage,
-        "experts": options.experts,
-    }
+    names = [name for name in options.options if name != "compute"]
+    found = {_JSON.get(name, name): getattr(options, name) for name in names}
+    return {"format": options.format, **found}
 
 
 def _calibrate(args: argparse.Namespace, options: QuantizeOptions) -> Calibrate | None:

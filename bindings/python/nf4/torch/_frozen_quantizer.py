@@ -37,7 +37,7 @@ class FrozenQuantizer(OurLayers, HfQuantizer):
         return True
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[Any, dict[str, Any]]:
-        from nf4.torch._e2m1_state import as_stored  # this needs all of nf4.torch
+        from nf4.torch._stored_state import as_stored  # this needs all of nf4.torch
 
         return as_stored(model), {}
 

@@ -11,13 +11,10 @@ from transformers.pytorch_utils import Conv1D
 
 import nf4
 from nf4.checkpoint import FormatError
-from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.dtypes import FILE_TO_NF4
-from nf4.checkpoint.e2m1 import E2m1Weight
-from nf4.checkpoint.e2m1_stacks import JoinedWeight
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.stacks import names_of, parameter_of
-from nf4.checkpoint.weights import Weight
+from nf4.checkpoint.weights import Weight, fields_of
 from nf4.torch._annotations import PreTrainedModel
 from nf4.torch._checks import torch_dtype
 from nf4.torch.modules import Int4Linear, NF4Experts, NF4Linear, QuantizedLinear
@@ -46,7 +43,7 @@ def layer_on_meta(
     else:
         made = _nf4_on_meta(weight, compute_dtype)
         made.bias = bias
-        made.stored_layout = _stored_layout(weight)
+        made.stored_layout = weight.stored_layout
     return made.train(module.training)
 
 
@@ -60,9 +57,7 @@ def put_layer(model: PreTrainedModel, layer: QuantizedLinear, target: str) -> No
             config.tie_word_embeddings = False
 
 
-def experts_on_meta(
-    weight: BnbWeight | E2m1Weight, model: nn.Module, parameter: str | None
-) -> NF4Experts:
+def experts_on_meta(weight: Weight, model: nn.Module, parameter: str | None) -> NF4Experts:
     """Returns the NF4Experts that replace a model's dense parameter. Raises FormatError if there is
     no such parameter."""
 
@@ -80,24 +75,10 @@ def experts_on_meta(
             raise wrong("its blocks are along the outputs, as the parameter is [experts, in, out]")
     if shape != weight.shape:
         raise wrong(f"its shape is {list(weight.shape)}, but {list(shape)} in the model")
-    state = weight.state
-    made = NF4Experts(
-        *state.shape,
-        format=state.format,
-        blocksize=state.blocksize,
-        nested_blocksize=state.nested_blocksize,
-        scale_rule=state.scale_rule,
-        dtype=state.dtype,
-        device="meta",
-    )
-    made.stored_layout = _stored_layout(weight)
+    fields = fields_of(weight.state)
+    made = NF4Experts(*fields.pop("shape"), **fields, device="meta")
+    made.stored_layout = weight.stored_layout
     return made
-
-
-def _stored_layout(weight: Weight) -> str | None:
-    """Returns NF4Weight.stored_layout."""
-    is_one = isinstance(weight, E2m1Weight) and not isinstance(weight, JoinedWeight)
-    return weight.state.layout.name if is_one else None
 
 
 def _linear(weight: Weight, module: nn.Module | None, target: str) -> nn.Module:
@@ -134,17 +115,8 @@ def _int4_on_meta(weight: Int4Weight) -> nf4.Int4Tensor[Tensor]:
     )
 
 
-def _nf4_on_meta(weight: BnbWeight | E2m1Weight, compute_dtype: DTypeLike | None) -> NF4Linear:
-    state = weight.state
-    return NF4Linear(
-        state.shape[1],
-        state.shape[0],
-        bias=False,
-        format=state.format,
-        blocksize=state.blocksize,
-        nested_blocksize=state.nested_blocksize,
-        scale_rule=state.scale_rule,
-        compute_dtype=compute_dtype,
-        dtype=state.dtype,
-        device="meta",
-    )
+def _nf4_on_meta(weight: Weight, compute_dtype: DTypeLike | None) -> NF4Linear:
+    fields = fields_of(weight.state)
+    rows, cols = fields.pop("shape")
+    kept = {**fields, "compute_dtype": compute_dtype, "device": "meta"}
+    return NF4Linear(cols, rows, bias=False, **kept)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import nf4
 from nf4.checkpoint.bnb import State, parse_state
+from nf4.checkpoint.weights import fields_of
 from nf4.errors import InvalidArgument, kind_of
 from nf4.torch._weight import Spec, WeightParts
 
 _MARK = "quant_state.bitsandbytes__"
 _NAMES = {"absmax": "absmax", "nested_absmax": "nested_absmax", "nested_code": "nested_quant_map"}
-_TABLES = ("quant_map", "nested_quant_map")
 _FAST = (Tensor, nn.Parameter)
 
 
@@ -135,12 +135,7 @@ def assembled(
         nested_code=parts["nested_quant_map"] if state.nested else None,
         nested_offset=offset if state.nested else None,
         codebook=codebook,
-        format=state.format,
-        blocksize=state.blocksize,
-        nested_blocksize=state.nested_blocksize,
-        scale_rule=state.scale_rule,
-        shape=state.shape,
-        dtype=state.dtype,
+        **fields_of(state),
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import nf4
 from nf4 import _convert
+from nf4._formats import FORMATS, SCALE_RULES
 from nf4.torch._checks import require_tensor
 from nf4.weight import no_weight
 
@@ -75,7 +76,7 @@ class Spec(NamedTuple):
     @classmethod
     def of(cls, shape: Sequence[int], format: str, blocksize: int, nested_blocksize: int) -> Spec:
         """Raises InvalidArgument for an unknown format."""
-        code = _convert.FORMATS.get(format) or _code_of(format)
+        code = FORMATS.get(format) or _code_of(format)
         if len(shape) == 2:
             rows, cols = shape
         else:
@@ -94,7 +95,7 @@ class Spec(NamedTuple):
     @property
     def scale_bytes(self) -> bool:
         """Are the scales floats of 8 bits?"""
-        return self.name in _convert.SCALE_RULES
+        return self.name in SCALE_RULES
 
 
 _RULE_SHIFT = 8
@@ -116,9 +117,9 @@ def _code_of(format: str) -> int:
 
 def _format_of(code: int) -> Any:
     """Returns the format of a number; the number itself if there is none."""
-    names = {number: name for name, number in _convert.FORMATS.items()}
+    names = {number: name for name, number in FORMATS.items()}
     name = names.get(code & (1 << _RULE_SHIFT) - 1, "")
-    rules = {number: rule for rule, number in _convert.SCALE_RULES.get(name, {}).items()}
+    rules = {number: rule for rule, number in SCALE_RULES.get(name, {}).items()}
     rule = code >> _RULE_SHIFT
     if not name or (rule and rule not in rules):
         return code  # no format has this name; Spec.of says so

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import nf4
 from nf4 import _convert, _torch
+from nf4._formats import SCALE_RULES, has_global_scales
 from nf4.errors import InvalidArgument, shown
 from nf4.torch import _operators, _operators_grouped, _schemas
 from nf4.torch._checks import (
@@ -58,11 +59,11 @@ def quantize(
     packed, absmax, nested_absmax, nested_code, nested_offset = _schemas.quantize(
         weight, codebook, with_rule(format, scale_rule), blocksize, nested_blocksize
     )
-    nested = nested_blocksize != 0 and format not in _convert.SCALE_RULES
+    nested = nested_blocksize != 0 and format not in SCALE_RULES
     return nf4.QuantizedTensor(
         packed=packed,
         absmax=absmax,
-        nested_absmax=nested_absmax if nested or format == "nvfp4" else None,
+        nested_absmax=nested_absmax if nested or has_global_scales(format) else None,
         nested_code=nested_code if nested else None,
         nested_offset=nested_offset if nested else None,
         codebook=codebook,

@@ -8,7 +8,7 @@ import os
 import torch
 
 from nf4.checkpoint import Checkpoint, FormatError, Survey, survey
-from nf4.checkpoint.e2m1 import E2m1Weight
+from nf4.checkpoint.bnb import BnbWeight
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import require_readable
 from nf4.checkpoint.quantization import config_path
@@ -58,7 +58,8 @@ def load(
     with Checkpoint(path) as checkpoint:
         found = survey(checkpoint)
         require_readable(checkpoint, found, fp8=True)
-        if any(is_stack(each) or isinstance(each, E2m1Weight) for each in found.weights.values()):
+        known = (BnbWeight, Int4Weight)  # which transformers and _int4_quantizer load
+        if any(is_stack(each) or not isinstance(each, known) for each in found.weights.values()):
             return _by_tensors(path, dtype, moved_to)
         weights, act_order = _integer_weights(checkpoint, found)
         from nf4.torch import _int4_quantizer  # imports transformers

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nf4 import _torch
 from nf4.checkpoint.dtypes import NF4_TO_TORCH
-from nf4.checkpoint.e2m1_layouts import MXFP4, NVFP4, RULE_OF_MXFP4, WRITTEN, Layout
+from nf4.checkpoint.e2m1_layouts import MXFP4, NVFP4, WRITTEN, Layout
 from nf4.checkpoint.e2m1_plan import fused_with, global_scale
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.quantize_plan import QuantizeOptions
@@ -337,8 +337,7 @@ def maker(
 def _in_e2m1(weight: Tensor, layout: Layout, largest: float | None) -> QuantizedTensor[Tensor]:
     """Quantizes a matrix to MXFP4 or NVFP4. largest: the magnitude from which the global scale of
     NVFP4 follows."""
-    rule, dtype = layout.scale_rule, _torch.dtype_name(weight.dtype)
-    rule = RULE_OF_MXFP4 if layout.format == MXFP4 else rule
+    rule, dtype = layout.rule, _torch.dtype_name(weight.dtype)
     shape = tuple(weight.shape)
     out = zeros(shape, layout.format, None, None, dtype, weight.device, rule)
     if largest is not None:
@@ -351,8 +350,9 @@ def _replace_stack(
 ) -> None:
     """Replaces experts, which were checked."""
     of_stack: dict[str, Any] = {"format": options.format, "allow_nonfinite": True}
-    if options.format == MXFP4:
-        quantize_stack(model, name, device, scale_rule=RULE_OF_MXFP4, **of_stack)
+    if options.format in WRITTEN[options.layout]:
+        rule = WRITTEN[options.layout][options.format].rule
+        quantize_stack(model, name, device, scale_rule=rule, **of_stack)
         model.get_submodule(name).stored_layout = options.layout
         return
     nested = 256 if options.nested else 0

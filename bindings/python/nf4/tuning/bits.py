@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nf4._dequantize import dequantize
+from nf4._formats import SCALE_RULES
 from nf4._quantize import quantize
 from nf4._quantize_int4 import quantize_int4
 from nf4.tuning.peers import Bitsandbytes
@@ -20,8 +21,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FORMATS: dict[str, dict[str, Any]] = {
     "nf4": {"format": "nf4"},
     "fp4 flat": {"format": "fp4", "nested_blocksize": 0},
-    "mxfp4": {"format": "mxfp4"},
-    "nvfp4": {"format": "nvfp4"},
+    **{format: {"format": format} for format in SCALE_RULES},
 }
 BITSANDBYTES_FORMATS = ("nf4", "fp4 flat")
 LAYOUTS = ("gptq", "awq", "compressed-tensors")

@@ -13,10 +13,6 @@ from torch.distributed.tensor import DTensor
 
 import nf4
 from nf4.checkpoint import Checkpoint, FormatError
-from nf4.checkpoint.bnb import BnbWeight
-from nf4.checkpoint.e2m1 import E2m1Weight
-from nf4.checkpoint.e2m1_stacks import JoinedWeight
-from nf4.checkpoint.header import TensorInfo
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.weights import Weight
 from nf4.torch._int4_weight import KEYS
@@ -100,50 +96,24 @@ def _take(layer: Any, read: nf4.Weight[Tensor]) -> None:
         layer._load_weight(dataclasses.replace(read, packed=packed, **shaped), assign=False)
 
 
-# The names of the parts in BnbWeight.parts and E2m1Weight.parts.
-_OF_BNB = {"packed": "", "nested_code": "nested_quant_map"}
-_OF_E2M1 = {"packed": "packed", "absmax": "scales", "nested_absmax": "global"}
-
-
-def _part(weight: Weight, name: str) -> TensorInfo | None:
-    """Returns the tensor that stores a part of a weight that is not of integers. Scales of 8 bits
-    are bytes, whatever their dtype."""
-    if not isinstance(weight, E2m1Weight):
-        return weight.parts.get(_OF_BNB.get(name, name))
-    info = weight.parts.get(_OF_E2M1.get(name, ""))
-    if name == "absmax" and info is not None:
-        return dataclasses.replace(info, dtype="U8", shape=(info.nbytes,))
-    if name == "nested_absmax" and info is not None:
-        return dataclasses.replace(info, shape=(info.elements,))
-    return info
-
-
 def _fill_cut(layer: QuantizedLinear, weight: Weight, checkpoint: Checkpoint) -> None:
     cut = _int4_cut if isinstance(weight, Int4Weight) else _nf4_cut
     plan = cut(layer.cut_of, weight, checkpoint)
-    is_int4, parts = isinstance(weight, Int4Weight), {}
+    is_int4 = isinstance(weight, Int4Weight)
+    parts = {name: tensor_of(part) for name, part in weight.whole_parts(checkpoint).items()}
     for name, read in plan.reads.items():
-        info = weight.parts.get(name) if is_int4 else _part(weight, name)
+        info = weight.stored(name)
         if info is not None:
             file, as_bytes = checkpoint.owner[info.name], name == "packed" and not is_int4
             parts[name] = _reading.read_part(file, info, read, as_bytes=as_bytes)
     if is_int4:
         _take(layer, plan.assemble(parts))
         return
-    if isinstance(weight, E2m1Weight):
-        parts["nested_absmax"] = _global_scale(weight, checkpoint)
-    elif weight.state.nested_blocksize:
-        parts["nested_offset"] = torch.tensor([weight.state.nested_offset])
     rule = weight.state.scale_rule
     _take(layer, plan.assemble({**parts, "codebook": None}, weight.format, weight.dtype, rule))
 
 
-def _global_scale(weight: E2m1Weight, checkpoint: Checkpoint) -> Tensor | None:
-    read = weight.global_scale(checkpoint)
-    return None if read is None else tensor_of(read)
-
-
-def _nf4_cut(of: CutOf, weight: BnbWeight | E2m1Weight, checkpoint: Checkpoint) -> NF4Cut:
+def _nf4_cut(of: CutOf, weight: Weight, checkpoint: Checkpoint) -> NF4Cut:
     _require_standard(weight, checkpoint)
     state = weight.state
     return NF4Cut.plan(of.shape, state.blocksize, state.nested_blocksize, of.dim, of.ranges)
@@ -167,27 +137,28 @@ def _not_standard(weight: Weight) -> FormatError:
 
 
 def _require_standard(weight: Weight, checkpoint: Checkpoint) -> None:
-    if isinstance(weight, BnbWeight) and weight.own_codebook(checkpoint) is not None:
+    if weight.own_codebook(checkpoint) is not None:
         raise _not_standard(weight)
 
 
 def _fill_nf4(
     layer: NF4Weight,
     state: dict[str, Tensor],
-    weight: BnbWeight | E2m1Weight,
+    weight: Weight,
     checkpoint: Checkpoint,
 ) -> None:
     _require_standard(weight, checkpoint)
-    if isinstance(weight, JoinedWeight):
+    if weight.stored("packed") is None:  # its experts have a tensor each
         _fill_joined(layer, state, weight, checkpoint)
         return
     for part in ("packed", "absmax", "nested_absmax"):
-        info, is_packed = _part(weight, part), part == "packed"
+        info, is_packed = weight.stored(part), part == "packed"
         if info is not None:
             own = state["weight" if is_packed else f"weight.{part}"]
             _reading.fill(own, checkpoint.owner[info.name], info, as_bytes=is_packed)
-    if isinstance(weight, BnbWeight) and weight.state.nested:
-        code = checkpoint.read(weight.parts["nested_quant_map"].name).view(np.float32)
+    table = weight.stored("nested_code")
+    if table is not None:
+        code = checkpoint.read(table.name).view(np.float32)
         # The copy is in new memory, because layers may share the one that they have.
         layer.nested_code = torch.from_numpy(code).to(layer.nested_code.device)
         layer.nested_offset.fill_(weight.state.nested_offset)
@@ -195,7 +166,7 @@ def _fill_nf4(
 
 
 def _fill_joined(
-    layer: NF4Weight, state: dict[str, Tensor], weight: JoinedWeight, checkpoint: Checkpoint
+    layer: NF4Weight, state: dict[str, Tensor], weight: Weight, checkpoint: Checkpoint
 ) -> None:
     """Reads a stack from the matrices of its experts into host memory, and copies this rank's
     part."""

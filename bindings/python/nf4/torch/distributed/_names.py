@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from nf4.checkpoint import Checkpoint, FormatError
 from nf4.checkpoint.bnb import STATE_MARK
-from nf4.checkpoint.e2m1_stacks import joined
 from nf4.checkpoint.quantization import config_path
+from nf4.checkpoint.stacks import joined
 from nf4.checkpoint.weights import Weight
 from nf4.torch._model_source import class_and_config
 from nf4.torch.distributed._cuts import Ranges

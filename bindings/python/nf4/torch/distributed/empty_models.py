@@ -12,11 +12,10 @@ from torch import nn
 
 from nf4.checkpoint import Checkpoint, FormatError, survey
 from nf4.checkpoint.dtypes import TORCH_TO_NF4
-from nf4.checkpoint.e2m1_stacks import joined
 from nf4.checkpoint.int4 import Int4Weight
 from nf4.checkpoint.kinds import require_readable
 from nf4.checkpoint.quantization import config_path, quantization
-from nf4.checkpoint.stacks import is_stack, names_of
+from nf4.checkpoint.stacks import is_stack, joined, names_of
 from nf4.checkpoint.weights import Weight
 from nf4.errors import InvalidArgument
 from nf4.torch import _siblings

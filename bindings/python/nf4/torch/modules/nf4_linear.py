@@ -65,20 +65,10 @@ class NF4Linear(NF4Weight, QuantizedLinear):
         device = torch_device(device)
         made = new_bias(bias, out_features, dtype, device)
         shape, name = (out_features, in_features), _torch.dtype_name(dtype)
-        self._take(
-            zeros(shape, format, blocksize, nested_blocksize, name, device, scale_rule),
-            made,
-            compute_dtype,
+        self._take_weight(
+            zeros(shape, format, blocksize, nested_blocksize, name, device, scale_rule)
         )
-
-    def _take(
-        self,
-        weight: nf4.QuantizedTensor[Tensor],
-        bias: nn.Parameter | None,
-        compute_dtype: DTypeLike | None,
-    ) -> None:
-        self._take_weight(weight)
-        self._take_bias(bias, self.out_features, compute_dtype)
+        self._take_bias(made, out_features, compute_dtype)
 
     @staticmethod
     def require_shape(shape: tuple[int, ...], blocksize: int) -> None:
@@ -87,18 +77,6 @@ class NF4Linear(NF4Weight, QuantizedLinear):
 
     def _take_sizes(self, shape: tuple[int, ...]) -> None:
         self.out_features, self.in_features = shape
-
-    @classmethod
-    def _of(
-        cls,
-        weight: nf4.QuantizedTensor[Tensor],
-        bias: nn.Parameter | None,
-        compute_dtype: DTypeLike | None,
-    ) -> NF4Linear:
-        layer = cls.__new__(cls)
-        nn.Module.__init__(layer)
-        layer._take(weight, bias, compute_dtype)
-        return layer
 
     @classmethod
     def from_quantized(
@@ -110,7 +88,11 @@ class NF4Linear(NF4Weight, QuantizedLinear):
     ) -> NF4Linear:
         """Makes a layer of a weight of two dimensions whose parts are tensors; memory is shared.
         Raises InvalidArgument."""
-        return cls._of(weight, bias, compute_dtype)
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._take_weight(weight)
+        layer._take_bias(bias, layer.out_features, compute_dtype)
+        return layer
 
     @classmethod
     def from_linear(
@@ -135,7 +117,8 @@ class NF4Linear(NF4Weight, QuantizedLinear):
             nested_blocksize=nested_blocksize,
             scale_rule=scale_rule,
         )
-        return cls._of(weight, linear.bias, compute_dtype).train(linear.training)
+        made = cls.from_quantized(weight, linear.bias, compute_dtype=compute_dtype)
+        return made.train(linear.training)
 
     @classmethod
     def from_bitsandbytes(cls, layer: nn.Linear) -> NF4Linear:
@@ -151,7 +134,8 @@ class NF4Linear(NF4Weight, QuantizedLinear):
             )
         _state.require_quant_state("layer's quant_state", state)
         weight = _state.of_bitsandbytes(layer.weight.data, state)
-        return cls._of(weight, layer.bias, layer.compute_dtype).train(layer.training)
+        made = cls.from_quantized(weight, layer.bias, compute_dtype=layer.compute_dtype)
+        return made.train(layer.training)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.format_repr()}"

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import nf4
 from nf4 import _convert, _torch
+from nf4._formats import SCALE_RULES, has_global_scales, rule_for_models
 from nf4._prepared import prepare
-from nf4.checkpoint.e2m1_layouts import MXFP4, NVFP4, RULE_OF_MXFP4
 from nf4.errors import InvalidArgument
 from nf4.torch import _state, functional
 from nf4.torch._checks import is_finite
@@ -39,7 +39,7 @@ def zeros(
     """Returns a weight whose parts are zeros."""
     blocksize, nested_blocksize = _convert.blocksizes(format, blocksize, nested_blocksize)
     counts = nf4.sizes(shape, format=format, blocksize=blocksize, nested_blocksize=nested_blocksize)
-    scale_bytes = format in _convert.SCALE_RULES
+    scale_bytes = format in SCALE_RULES
     nested = nested_blocksize != 0 and not scale_bytes
     as_bytes = nested or scale_bytes
 
@@ -166,14 +166,14 @@ class NF4Weight(QuantizedModule):
         if not is_finite(weight):
             raise InvalidArgument("weight has NaN or Inf; expected finite numbers")
         weight, own = weight.detach().to(self.weight.device), self.quantized
-        scales = rescaled(own, weight) if self.format == NVFP4 else None
+        scales = rescaled(own, weight) if has_global_scales(self.format) else None
         if scales is None:
             made = functional.quantize(
                 weight.contiguous(),
                 format=self.format,
                 blocksize=self.blocksize,
                 nested_blocksize=self.nested_blocksize,
-                scale_rule=RULE_OF_MXFP4 if self.format == MXFP4 else self.scale_rule,
+                scale_rule=rule_for_models(self.format, self.scale_rule),
             )
         else:
             packed, absmax = (torch.empty_like(each.detach()) for each in (own.packed, own.absmax))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import nf4
-from nf4.checkpoint.e2m1_layouts import LAYOUTS, Layout
+from nf4.checkpoint.e2m1_layouts import FIELDS, LAYOUTS, Layout
 from nf4.checkpoint.e2m1_plan import fused_with
 from nf4.errors import InvalidArgument
 from nf4.torch._global_scales import with_global_scale
@@ -24,7 +24,6 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-_PARTS = {"packed": "packed", "scales": "absmax", "global": "nested_absmax"}
 
 
 def as_stored(model: nn.Module) -> dict[str, Tensor] | None:
@@ -91,7 +90,7 @@ def _stored(
     layout = _layout(name, layer)
     shapes = layout.shapes(weight.shape, weight.blocksize)
     for part, dtype in layout.dtypes.items():
-        tensor = getattr(weight, _PARTS[part])
+        tensor = getattr(weight, FIELDS[part])
         yield layout.tensor(name, part), tensor.view(_DTYPES[dtype]).reshape(shapes[part])
 
 
