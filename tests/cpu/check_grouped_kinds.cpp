@@ -29,9 +29,10 @@ constexpr float kFirstEntries[] = {1, INFINITY, NAN};  // of a caller's codebook
 
 // Experts and what they do: elements [E][N][K], and for each the magnitude of what is summed.
 struct Experts {
-  std::vector<float> elements, magnitudes;
+  std::vector<float> elements, magnitudes;  // empty until dequantize()
 
   virtual ~Experts() = default;
+  virtual void dequantize() = 0;
   virtual bool gradient() const = 0;
   // Tells is_right whether numbers are looked up in a codebook. The gradient dequantizes.
   virtual bool has_codebook() const = 0;
@@ -42,7 +43,8 @@ struct Experts {
 class Codes : public Experts {
  public:
   Codes(Rng &rng, const HostWeight &host, bool gradient)
-      : host_(host), weight_(rng, host_), gradient_(gradient) {
+      : host_(host), weight_(rng, host_), gradient_(gradient) {}
+  void dequantize() override {
     const ForcedVariant forced(scalar_variant());
     elements.resize(host_.elements());
     REQUIRE(nf4_dequant_cpu(&weight_.tensor(), elements.data(), NF4_DTYPE_FP32, 1) == 0);
@@ -64,10 +66,12 @@ class Codes : public Experts {
 
 class Integers : public Experts {
  public:
-  Integers(Rng &rng, const HostInt4Weight &stack, int experts) : host_(stack), weight_(rng, host_) {
+  Integers(Rng &rng, const HostInt4Weight &stack, int experts)
+      : host_(stack), weight_(rng, host_), experts_(experts) {}
+  void dequantize() override {
     const ForcedVariant forced(scalar_variant());
-    for (int e = 0; e < experts; ++e) {
-      const HostInt4Weight one = expert_of(stack, experts, e);
+    for (int e = 0; e < experts_; ++e) {
+      const HostInt4Weight one = expert_of(host_, experts_, e);
       for (auto [all, part] :
            {std::pair{&elements, int4_elements(one)}, std::pair{&magnitudes, int4_magnitudes(one)}})
         all->insert(all->end(), part.begin(), part.end());
@@ -83,6 +87,7 @@ class Integers : public Experts {
  private:
   const HostInt4Weight host_;
   PlacedInt4Weight weight_;
+  const int experts_;
 };
 
 GuardedBuffer numbers(Rng &rng, const void *from, size_t bytes) {
@@ -93,13 +98,13 @@ GuardedBuffer numbers(Rng &rng, const void *from, size_t bytes) {
 
 // Rows of x or dy for the experts, and y.
 struct Product {
-  const Experts &experts;
+  Experts &experts;
   GroupedRows rows;
   Matrix x, bias, y;
   bool has_bias;
   GuardedBuffer ends, x_index, row_scale;
 
-  Product(Rng &rng, const Experts &of, nf4_dtype dtype, const GroupedRows &routing)
+  Product(Rng &rng, Experts &of, nf4_dtype dtype, const GroupedRows &routing)
       : experts(of),
         rows(routing),
         x(rng, dtype, rows.x_rows, of.gradient() ? rows.shape.n : rows.shape.k),
@@ -164,6 +169,7 @@ struct Product {
 };
 
 void check_product(Product &product) {
+  product.experts.dequantize();
   std::vector<Expected> expected(product.y.rows * product.y.cols);
   for (size_t i = 0; i < expected.size(); ++i)
     if (product.rows.expert_of(i / product.y.cols) >= 0)
@@ -190,6 +196,7 @@ void check_product(Product &product) {
 void check_error(Product &product) {
   const nf4_dtype dtype = product.y.dtype;
   const GroupedRows &rows = product.rows;
+  product.experts.dequantize();
   std::vector<double> exact;
   RelativeError of_dense;
   for (int64_t row = 0; row < product.y.rows; ++row)
@@ -260,7 +267,7 @@ TEST_CASE("every variant's gradient of experts is within the rounding of its sum
         const bool own_codebook = rng.one_in(4);
         INFO("stream " << stream << ", dtype " << dtype << ", " << shape.n << " x " << shape.k
                        << (own_codebook ? ", own codebook, " : ", ") << describe(rows));
-        const Codes experts = random_codes(rng, kind, shape, true, own_codebook);
+        Codes experts = random_codes(rng, kind, shape, true, own_codebook);
         Product product(rng, experts, dtype, rows);
         check_product(product);
       }
@@ -281,7 +288,7 @@ TEST_CASE("every variant multiplies experts of integers within the rounding of i
         const nf4_dtype dtype = rng.pick(kDtypes);
         INFO("stream " << stream << ", layout " << kind.layout << ", dtype " << dtype << ", "
                        << shape.n << " x " << shape.k << ", " << describe(rows));
-        const Integers experts = random_integers(rng, kind, shape, of_expert.group_size);
+        Integers experts = random_integers(rng, kind, shape, of_expert.group_size);
         Product product(rng, experts, dtype, rows);
         check_product(product);
       }
@@ -296,14 +303,13 @@ TEST_CASE("the number of threads changes no bit of the products of experts, of a
              {{128, 96, 512, 40}, {3, 1000, 704, 90}, {60, 33, 2080, 9}}, dtypes++)) {
       Rng rng(++stream);
       for (const bool gradient : {false, true}) {
-        const Codes codes = random_codes(rng, {dtype, 32, true}, shape, gradient);
+        Codes codes = random_codes(rng, {dtype, 32, true}, shape, gradient);
         Product product(rng, codes, dtype, random_grouped_rows(rng, shape, rng.pick(kRoutings)));
         check_threads(product, checked);
       }
       for (const nf4_int4_layout layout : kInt4Layouts) {
         const GroupedShape of_words{shape.experts, (shape.n + 7) / 8 * 8, shape.k, shape.m};
-        const Integers integers =
-            random_integers(rng, {layout, NF4_DTYPE_FP16, true, 0}, of_words, 32);
+        Integers integers = random_integers(rng, {layout, NF4_DTYPE_FP16, true, 0}, of_words, 32);
         Product product(rng, integers, dtype, random_grouped_rows(rng, of_words, Routing::kFew));
         check_threads(product, checked);
       }
@@ -318,12 +324,12 @@ TEST_CASE("products of experts, of any kind, without anything to multiply", "[ma
     const GroupedRows rows = random_grouped_rows(rng, shape, Routing::kAny);
     INFO(describe(rows));
     for (const bool gradient : {false, true}) {
-      const Codes codes = random_codes(rng, {NF4_DTYPE_BF16, 64, true}, shape, gradient);
+      Codes codes = random_codes(rng, {NF4_DTYPE_BF16, 64, true}, shape, gradient);
       Product product(rng, codes, NF4_DTYPE_BF16, rows);
       check_product(product);
     }
     for (const nf4_int4_layout layout : kInt4Layouts) {
-      const Integers integers = random_integers(rng, {layout, NF4_DTYPE_BF16, true, 0}, shape, -1);
+      Integers integers = random_integers(rng, {layout, NF4_DTYPE_BF16, true, 0}, shape, -1);
       Product product(rng, integers, NF4_DTYPE_BF16, rows);
       check_product(product);
     }
@@ -339,7 +345,7 @@ TEST_CASE("the error of experts, and of their gradient, is no more than that of 
         Rng rng(++stream);
         const GroupedShape shape = gradient ? GroupedShape{4, 1024, 64, m}  //
                                             : GroupedShape{4, 48, 1024, m};
-        const Codes experts = random_codes(rng, {dtype, 64, true}, shape, gradient);
+        Codes experts = random_codes(rng, {dtype, 64, true}, shape, gradient);
         Product product(rng, experts, dtype, random_grouped_rows(rng, shape, Routing::kAny));
         check_error(product);
       }

@@ -18,4 +18,11 @@ std::vector<T> some_of(std::initializer_list<T> all, size_t n) {
   return some;
 }
 
+// Returns one of them; the next n get others. Classes and shapes that no code depends on together
+// are each tested, without their product.
+template <class T>
+const T &one_of(std::initializer_list<T> all, size_t n) {
+  return all.begin()[n % all.size()];
+}
+
 }  // namespace nf4::test
