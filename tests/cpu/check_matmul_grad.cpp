@@ -82,10 +82,6 @@ struct Product {
   double value(int64_t i, int64_t column) const {
     return gradient ? dense(i, column) : dense(column, i);
   }
-  double product_factor(int64_t i, int64_t r) const { return gradient ? b(i, r) : a(r, i); }
-  double adapter_factor(int64_t r, int64_t column) const {
-    return gradient ? a(r, column) : b(column, r);
-  }
 };
 
 Product random_product(Rng &rng, const Kind &kind) {
@@ -113,24 +109,47 @@ void check_number(nf4_dtype dtype, double got, const Sum &sum, double of_terms) 
   }
 }
 
-void check_values(const cpu::Variant &variant, const Product &of) {
+// The numbers of the operands. Reading each of them where it is used takes most of the time.
+struct Numbers {
+  std::vector<double> x, dense, a, b;
+
+  explicit Numbers(const Product &of)
+      : x(read(of.x)), dense(read(of.dense)), a(read(of.a)), b(read(of.b)) {}
+  static std::vector<double> read(const Matrix &matrix) {
+    std::vector<double> made;
+    made.reserve(matrix.rows * matrix.cols);
+    for (int64_t i = 0; i < matrix.rows; ++i)
+      for (int64_t j = 0; j < matrix.cols; ++j) made.push_back(matrix(i, j));
+    return made;
+  }
+};
+
+void check_values(const cpu::Variant &variant, const Product &of, const Numbers &from) {
   // A bf16 weight or matrix of an adapter, or a codebook, is rounded; otherwise the sums are.
   const double of_sums = kFp32Unit * (64 + static_cast<double>(of.x.cols) / 8);
   const bool in_16_bits = in_bf16(variant, of.x.dtype);
   const double of_adapter = in_16_bits ? kBf16Unit : of_sums;
   const bool rounds = rounds_to_bf16(variant, of.x.dtype) && !of.gradient;
   const double of_terms = in_16_bits || rounds ? kBf16Unit : of_sums;
+  const int64_t inner = of.x.cols, outer = of.y.cols, rank = of.rank;
+  // W[n][k] as it meets column j of y and i of x, and the adapter's matrices likewise.
+  const int64_t along_i = of.gradient ? outer : 1, along_j = of.gradient ? 1 : inner;
+  const int64_t first_i = of.gradient ? rank : 1, first_r = of.gradient ? 1 : inner;
+  const int64_t second_r = of.gradient ? outer : 1, second_j = of.gradient ? 1 : rank;
+  const std::vector<double> &first = of.gradient ? from.b : from.a;
+  const std::vector<double> &second = of.gradient ? from.a : from.b;
   for (int64_t m = 0; m < of.x.rows; ++m) {
-    for (int64_t r = 0; r < of.rank; ++r) {
+    const double *const x = from.x.data() + m * inner;
+    for (int64_t r = 0; r < rank; ++r) {
       Sum sum;
-      for (int64_t i = 0; i < of.x.cols; ++i) sum.add(of.x(m, i) * of.product_factor(i, r));
+      for (int64_t i = 0; i < inner; ++i) sum.add(x[i] * first[i * first_i + r * first_r]);
       check_number(of.p.dtype, of.p(m, r), sum, of_adapter);
     }
-    for (int64_t j = 0; j < of.y.cols; ++j) {
+    for (int64_t j = 0; j < outer; ++j) {
       Sum sum;
-      for (int64_t i = 0; i < of.x.cols; ++i) sum.add(of.x(m, i) * of.value(i, j));
-      for (int64_t r = 0; r < of.rank; ++r)
-        sum.add(of.scale * of.p(m, r) * of.adapter_factor(r, j), 3);
+      for (int64_t i = 0; i < inner; ++i) sum.add(x[i] * from.dense[i * along_i + j * along_j]);
+      for (int64_t r = 0; r < rank; ++r)
+        sum.add(of.scale * of.p(m, r) * second[r * second_r + j * second_j], 3);
       check_number(of.y.dtype, of.y(m, j), sum, of_terms);
     }
   }
@@ -186,11 +205,12 @@ TEST_CASE("every variant's gradient and adapters are within the rounding of thei
         kind.rank = kind.gradient && rng.one_in(2) ? 0 : rng.pick(kRanks);
         INFO(describe(kind, stream));
         Product product = random_product(rng, kind);
+        const Numbers numbers(product);
         for (const cpu::Variant *variant : supported_variants()) {
           INFO("variant " << variant->name);
           const ForcedVariant forced(*variant);
           REQUIRE(product.multiply(1) == NF4_STATUS_OK);
-          check_values(*variant, product);
+          check_values(*variant, product, numbers);
           check_surroundings(product);
         }
       }
