@@ -19,7 +19,7 @@ torch_cases.require("torch", "bitsandbytes")
 
 import nf4.torch  # noqa: E402
 from bitsandbytes_cases import FUNCTIONS, OPERATORS  # noqa: E402
-from nf4.cli import doctor_bitsandbytes  # noqa: E402
+from nf4.cli import doctor_bitsandbytes, main  # noqa: E402
 
 
 @pytest.fixture
@@ -37,12 +37,25 @@ def installed(tmp_path):
     return os.environ | {"PYTHONPATH": os.pathsep.join(path), "NF4_BITSANDBYTES": "1"}
 
 
-def doctor(environment) -> dict:
-    result = subprocess.run(
-        [sys.executable, "-m", "nf4", "doctor", "--json"],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(result.stdout)["bitsandbytes"]
+@pytest.fixture
+def doctor(installed, monkeypatch, capsys):
+    """Returns what nf4 doctor says of bitsandbytes in that environment. The process that it asks is
+    a fork of one that has imported torch."""
+
+    def run(command, **options):
+        assert command[:2] == [sys.executable, "-c"] and options["capture_output"]
+        assert options["timeout"] > 0
+        return warm.run(command[-1], env=installed)
+
+    def report():
+        assert main(["doctor", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["bitsandbytes"]
+
+    subprocesses = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(doctor_bitsandbytes, "subprocess", subprocesses)
+    monkeypatch.setattr(doctor_bitsandbytes, "_is_found", lambda: True)
+    monkeypatch.setenv("NF4_BITSANDBYTES", "1")
+    return report
 
 
 REGISTERED_FIRST = """
@@ -121,8 +134,8 @@ def test_whatever_goes_wrong_bitsandbytes_is_imported(installed):
     assert "AttributeError" in result.stderr and "no_such_name" in result.stderr
 
 
-def test_doctor_says_what_is_served(installed):
-    report = doctor(installed)
+def test_doctor_says_what_is_served(doctor, monkeypatch):
+    report = doctor()
     assert report["active"] and report["reason"] is None
     assert list(report["operators"]) == OPERATORS and report["functions"] == FUNCTIONS
     peft = report["peft"]
@@ -132,23 +145,14 @@ def test_doctor_says_what_is_served(installed):
     unknown = {"functions": [], "left_alone": ["peft.tuners.lora.layer.Linear.forward"]}
     last = doctor_bitsandbytes.lines(report | {"peft": unknown})[-1]
     assert last == "PEFT: tuners.lora.layer.Linear.forward left alone"
-    off = doctor(installed | {"NF4_BITSANDBYTES": "0"})
-    assert off == {"active": False, "reason": "NF4_BITSANDBYTES=0 is set"}
+    monkeypatch.setenv("NF4_BITSANDBYTES", "0")
+    assert doctor() == {"active": False, "reason": "NF4_BITSANDBYTES=0 is set"}
 
 
-def test_a_peft_that_cannot_be_imported(installed, tmp_path, monkeypatch):
-    def run(command, **options):
-        assert command[:2] == [sys.executable, "-c"] and options["capture_output"]
-        assert options["timeout"] > 0
-        return warm.run(command[-1], env=installed)
-
-    subprocesses = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(doctor_bitsandbytes, "subprocess", subprocesses)
-    monkeypatch.setattr(doctor_bitsandbytes, "_is_found", lambda: True)
-    monkeypatch.setenv("NF4_BITSANDBYTES", "1")
+def test_a_peft_that_cannot_be_imported(doctor, tmp_path):
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft" / "__init__.py").write_text("raise ImportError('too old a transformers')")
-    found = doctor_bitsandbytes.diagnose("0.50.2")
+    found = doctor()
     assert found["active"] and found["peft"] is None
     assert found["reason"] == "PEFT cannot be imported: too old a transformers"
 
