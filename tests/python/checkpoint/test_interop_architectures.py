@@ -129,20 +129,20 @@ def _linear4bit(path: Path) -> set[str]:
     return {n for n, m in model.named_modules() if type(m).__name__ == "Linear4bit"}
 
 
-def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path, monkeypatch, request):
-    """In a child process, which imports nothing from the working directory."""
+def test_attention_of_torch_is_left_dense_and_the_model_loads(tmp_path, in_process):
+    """By python -m nf4 in the model's folder, which Python itself puts first in sys.path. The child
+    process, which imports torch, imports nothing from there."""
     source = _siglip(tmp_path / "dense")
-    for name in ("torch", "json", "transformers"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
-    with monkeypatch.context() as patch:
-        patch.chdir(tmp_path)
-        result = quantize_checkpoint(str(source), str(tmp_path / "q"), QuantizeOptions())
-    assert result.chosen_by.startswith("the modules of SiglipVisionModel (transformers ")
-    assert result.left_dense["NonDynamicallyQuantizableLinear, not nn.Linear"] == 1
-    request.getfixturevalue("in_process")
+    for name in ("torch", "transformers"):
+        (source / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    done = helpers.run_cli("quantize", ".", "../q", "--json", cwd=source)
+    assert done.returncode == 0 and not (tmp_path / "ran").exists(), done.stderr
+    result = json.loads(done.stdout)
+    assert result["chosen_by"].startswith("the modules of SiglipVisionModel (transformers ")
+    assert result["left_dense"]["NonDynamicallyQuantizableLinear, not nn.Linear"] == 1
     assert audit(str(tmp_path / "q"))[1] == []
     names = _linear4bit(tmp_path / "q")
-    assert len(names) == result.weights == 14
+    assert len(names) == result["weights"] == 14
     assert not any("head.attention" in name for name in names)
 
 
@@ -220,11 +220,6 @@ def test_tensors_of_another_model(in_process):
         ask(LLAMA, {"model.norm.weight": (3, 3)})
 
 
-def test_a_model_that_cannot_be_built():
-    with pytest.raises(UnknownModel, match="transformers cannot build LlamaForCausalLM: .*many"):
-        ask(LLAMA | {"hidden_size": "many"}, {"model.norm.weight": (3, 3)})
-
-
 def test_a_huge_model_takes_bounded_time(monkeypatch):
     monkeypatch.setattr(architecture, "_TIME_LIMIT", 1)
     with pytest.raises(UnknownModel, match="took longer than 1 s"):
@@ -248,18 +243,6 @@ def test_remote_code_of_a_part_is_never_run(in_process):
     }
     name = "model.language_model.layers.0.self_attn.q_proj.weight"
     assert ask(config, {name: (4096, 4096)}).reasons == {name: None}
-
-
-def test_a_module_beside_the_model_is_not_imported(tmp_path):
-    """python -m nf4 in the model's folder, which Python itself puts first in sys.path."""
-    source = helpers.write_model(tmp_path / "in", **LLAMA)
-    for name in ("torch", "transformers"):
-        (source / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    done = helpers.run_cli("quantize", ".", "../q", "--json", cwd=source)
-    assert done.returncode == 0
-    assert not (tmp_path / "ran").exists()
-    reason = "the tensors are not those of config.json's LlamaForCausalLM"
-    assert json.loads(done.stdout)["chosen_by"] == f"tensor names: {reason}"
 
 
 def test_names_alone_decide_for_remote_code(tmp_path):
