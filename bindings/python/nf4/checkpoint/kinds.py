@@ -94,12 +94,6 @@ def settings_of(checkpoint: Checkpoint) -> Settings | None:
     return dataclasses.replace(settings, method=said.method, file=os.path.basename(said.path))
 
 
-def integer_settings(checkpoint: Checkpoint) -> int4_config.Settings | None:
-    """Returns settings_of for integer weights; None if it has none."""
-    settings = settings_of(checkpoint)
-    return settings if isinstance(settings, int4_config.Settings) else None
-
-
 def survey(checkpoint: Checkpoint) -> Survey:
     """Finds the 4-bit weights of a checkpoint. Reads only the tensors that tell their shapes.
     Raises FormatError if the settings are of weights that cannot be read."""

@@ -21,7 +21,7 @@ from nf4.checkpoint.int4_layouts import (
     Layout,
 )
 from nf4.checkpoint.int4_plan import Int4Plan, integer_config
-from nf4.checkpoint.kinds import doubts, integer_settings, require_readable, survey
+from nf4.checkpoint.kinds import doubts, require_readable, settings_of, survey
 from nf4.checkpoint.leftovers import strangers
 from nf4.checkpoint.output import Progress, output_target, write_checkpoint
 from nf4.checkpoint.quantization import quantization, without_quantization
@@ -150,7 +150,7 @@ def convert_checkpoint(
         raise OptionError(f"layout is {layout!r}; expected {', '.join(TARGETS)}")
     with Checkpoint(source) as checkpoint:
         target = output_target(checkpoint, destination, replace)
-        settings = integer_settings(checkpoint)
+        settings: Any = settings_of(checkpoint)  # of integers, where it is used
         found = survey(checkpoint)
         require_readable(checkpoint, found)
         kinds = {type(weight) for weight in found.weights.values()}

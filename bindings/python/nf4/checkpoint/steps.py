@@ -132,15 +132,21 @@ class _OfWeight:
         return self.weight.nbytes
 
 
-@dataclasses.dataclass(frozen=True)
-class FromWeight(_OfWeight):
-    """A step that reads a 4-bit weight and writes the tensors of a plan in its place."""
+class _Planned:
+    """A step that writes the tensors of a plan."""
 
-    weight: Weight
     plan: WeightPlan
 
     def specs(self) -> Sequence[TensorSpec]:
         return self.plan.specs()
+
+
+@dataclasses.dataclass(frozen=True)
+class FromWeight(_Planned, _OfWeight):
+    """A step that reads a 4-bit weight and writes the tensors of a plan in its place."""
+
+    weight: Weight
+    plan: WeightPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +165,7 @@ class Copy(_FromTensor):
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantize(_FromTensor):
+class Quantize(_Planned, _FromTensor):
     """Quantizes a dense matrix to 4 bits. made: weights that are quantized already, by name, from
     which it takes its own."""
 
@@ -168,9 +174,6 @@ class Quantize(_FromTensor):
     allow_nonfinite: bool
     threads: int
     made: dict[str, AnyQuantized]
-
-    def specs(self) -> Sequence[TensorSpec]:
-        return self.plan.specs()
 
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         started = time.perf_counter()
@@ -196,7 +199,7 @@ class Quantize(_FromTensor):
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantizeStack:
+class QuantizeStack(_Planned):
     """Quantizes experts, each of which may be a tensor, to one 4-bit weight."""
 
     checkpoint: Checkpoint
@@ -212,9 +215,6 @@ class QuantizeStack:
     @property
     def bytes_in(self) -> int:
         return sum(self.checkpoint.info(name).nbytes for name in self.stack.tensors)
-
-    def specs(self) -> Sequence[TensorSpec]:
-        return self.plan.specs()
 
     def run(self, writer: SafetensorsWriter, result: Result) -> None:
         array = self.stack.read(self.checkpoint)
