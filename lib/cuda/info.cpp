@@ -58,8 +58,8 @@ nf4_status device_info(int index, nf4_device &info) {
   info.shared_memory_bytes = device.shared_bytes;
   LaunchTarget target{device, family, nullptr};
   CostedGpu gpu;
-  info.timed = facts_of(target).wgmma ||
-               (find_costed_gpu(target, gpu) && have_built_in_costs_of(gpu));
+  info.timed =
+      facts_of(target).wgmma || (find_costed_gpu(target, gpu) && have_built_in_costs_of(gpu));
   error = load_all_kernels(device, *family);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "loading the kernels");
 }
