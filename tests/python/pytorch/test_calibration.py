@@ -20,7 +20,7 @@ from nf4.checkpoint.errors import OptionError  # noqa: E402
 from nf4.cli import main  # noqa: E402
 from nf4.torch import NF4Linear, quantize_model  # noqa: E402
 from nf4.torch.calibration import checkpoints  # noqa: E402
-from nf4.torch.calibration.layers import round_layers  # noqa: E402
+from nf4.torch.calibration.layers import decoder_layers, round_layers  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers, processors  # noqa: E402
 from torch import nn  # noqa: E402
@@ -143,6 +143,50 @@ def test_the_statistics_are_those_of_the_whole_model():
     torch.testing.assert_close(found[name].hessian, x.T @ x / len(x))
 
 
+class Twice(nn.Module):
+    """Calls a layer twice, and one beside it once."""
+
+    def __init__(self):
+        super().__init__()
+        self.often, self.once = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.often(self.often(x)) + self.once(x)
+
+
+def test_all_calls_of_a_layer_count():
+    model, ids, xs = llama(), tokens(), []
+    model.model.layers[0].mlp = mlp = Twice()
+    names = [f"model.layers.0.mlp.{name}" for name in ("often", "once")]
+    hook = mlp.often.register_forward_pre_hook(lambda _, args: xs.append(args[0].flatten(0, 1)))
+    logits(model, ids)
+    hook.remove()
+    found = {}
+    round_layers(model, names, ids.split(3), lambda name, _, seen: found.update({name: seen}))
+    x, once = torch.cat(xs), xs[0]
+    assert [seen.tokens for seen in found.values()] == [len(x), len(once)] and len(xs) == 2
+    for name, seen in zip(names, (x, once), strict=True):
+        torch.testing.assert_close(found[name].hessian, seen.T @ seen / len(seen))
+
+
+def test_the_decoder_layers_are_those_of_the_decoder():
+    """A vision tower may have more layers, and is not called for text."""
+    of_vision = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
+    text = llama().config.to_dict()
+    config = transformers.LlavaConfig(
+        vision_config={"model_type": "siglip_vision_model", "num_hidden_layers": 4,
+                       "image_size": 32, "patch_size": 16, **of_vision},
+        text_config={**text, "model_type": "llama"}, image_token_index=WORDS - 1,
+    )  # fmt: skip
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    names = [name for name, each in model.named_modules() if isinstance(each, nn.Linear)]
+    found = list(decoder_layers(model, names))
+    assert found == ["model.language_model.layers.0", "model.language_model.layers.1"]
+    ids, dense = tokens().clamp_max(WORDS - 2), {}
+    round_layers(model, names, [ids], lambda name, _, seen: dense.update({name: seen}))
+    assert len(dense) == 14 and all(name.startswith(tuple(found)) for name in dense)
+
+
 def folder_of(model, path):
     """The model with a tokenizer of words: w0, w1, ..."""
     model.save_pretrained(path)
@@ -150,6 +194,10 @@ def folder_of(model, path):
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(path / "tokenizer.json"))
     return path
+
+
+def begins_with_w9():
+    return processors.TemplateProcessing(single="w9 $A", special_tokens=[("w9", 9)])
 
 
 def text_of(path, ids):
@@ -206,9 +254,11 @@ def test_the_python_of_the_page(tmp_path):
     block = (ROOT / "docs" / "quality.md").read_text().split("```python\n")[1].split("```")[0]
     folder, model = folder_of(llama(), tmp_path), llama()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json")
-    names = {"nf4": nf4, "model": model, "tokenizer": tokenizer, "text": "w1 w2 " * 1500}
+    tokenizer.backend_tokenizer.post_processor = begins_with_w9()
+    names = {"nf4": nf4, "torch": torch, "model": model, "tokenizer": tokenizer}
+    names["text"] = "w1 w2 " * 1500
     exec(block.replace('"cuda"', '"cpu"'), names)
-    assert names["windows"].shape == (5, 512)
+    assert names["windows"].shape == (5, 512) and names["windows"][:, 0].tolist() == [9] * 5
     assert isinstance(model.model.layers[0].mlp.up_proj, NF4Linear)
 
 
@@ -244,9 +294,7 @@ def test_what_is_in_the_file_is_its_windows_in_equal_shares(tmp_path, monkeypatc
 def test_a_window_begins_as_a_text_does(tmp_path):
     dense = folder_of(llama(), tmp_path)
     tokenizer = Tokenizer.from_file(f"{dense}/tokenizer.json")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="w9 $A", special_tokens=[("w9", 9)]
-    )
+    tokenizer.post_processor = begins_with_w9()
     tokenizer.save(f"{dense}/tokenizer.json")
     ids = checkpoints.windows_of(str(dense), [("text", "w1 " * 511 + "w2 " * 3000)])
     assert ids.shape == (6, 512) and ids[:, 0].tolist() == [9] * 6
@@ -295,7 +343,7 @@ def changed_between(model):
 
 
 def test_experts_are_refused():
-    with pytest.raises(nf4.InvalidArgument, match="calibration is given with experts"):
+    with pytest.raises(nf4.InvalidArgument, match="calibration is given with experts=True"):
         quantize_model(mixture(), calibration=tokens(), experts=True)
 
 

@@ -299,9 +299,17 @@ REFUSED = {
         llama,
         {"group_size": 32},
     ),
-    'blocksize is 32, but format "int4" has none; expected format "nf4" or "fp4"': (
+    'blocksize is 64, but format "int4" has none; expected format "nf4" or "fp4"': (
         llama,
-        {"format": "int4", "blocksize": 32},
+        {"format": "int4", "blocksize": 64},
+    ),
+    'blocksize is 64, but format "mxfp4" has none; expected format "nf4" or "fp4"': (
+        llama,
+        {"format": "mxfp4", "blocksize": 64},
+    ),
+    'blocksize is 64, but format "nvfp4" has none; expected format "nf4" or "fp4"': (
+        llama,
+        {"format": "nvfp4", "blocksize": 64},
     ),
     "group_size is 12": (llama, {"format": "int4", "group_size": 12}),
     "blocksize": (llama, {"blocksize": 48}),

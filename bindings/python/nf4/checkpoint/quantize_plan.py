@@ -28,7 +28,7 @@ class QuantizeOptions:
     """How to quantize a checkpoint.
 
     format           "nf4", "fp4", "int4", "mxfp4" or "nvfp4"
-    blocksize        weights for each scale: a power of two, 32..4096
+    blocksize        weights for each scale: a power of two, 32..4096; None: 64
     nested           double quantization: 8-bit scales
     storage          torch's name of the dtype as which packed bytes are viewed
     skip             patterns of modules to leave dense besides the default ones
@@ -51,7 +51,7 @@ class QuantizeOptions:
     """
 
     format: str = "nf4"
-    blocksize: int = 64
+    blocksize: int | None = None
     nested: bool = True
     storage: str = "uint8"
     skip: tuple[str, ...] = ()
@@ -81,6 +81,8 @@ class QuantizeOptions:
 
     def __post_init__(self) -> None:
         self._check_uses()
+        if self.writer is None and self.blocksize is None:
+            object.__setattr__(self, "blocksize", 64)
         if self.writer is not None:
             if self.experts:
                 raise OptionError(f'experts is True; expected False with format "{self.format}"')

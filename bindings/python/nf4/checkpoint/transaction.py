@@ -64,12 +64,17 @@ class _Temporary:
     placed: bool = False
 
 
-def _free_name_beside(destination: str) -> str:
+def hidden_beside(destination: str, ending: str) -> str:
+    """Returns the path of a hidden file or directory for this destination."""
     parent, name = os.path.split(destination)
     # The limit on names is in bytes, 255 of them.
     start = os.fsencode(name)[:200].decode("utf-8", "ignore")
+    return os.path.join(parent, f".{start}.{ending}")
+
+
+def _free_name_beside(destination: str) -> str:
     while True:
-        path = os.path.join(parent, f".{start}.nf4-tmp-{secrets.token_hex(4)}")
+        path = hidden_beside(destination, f"nf4-tmp-{secrets.token_hex(4)}")
         if not os.path.lexists(path):
             return path
 

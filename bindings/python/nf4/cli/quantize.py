@@ -4,18 +4,18 @@ integers, MXFP4 or NVFP4."""
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
 from nf4.checkpoint.bnb import FORMATS
-from nf4.checkpoint.convert import Calibrate, quantize_checkpoint
+from nf4.checkpoint.convert import quantize_checkpoint
 from nf4.checkpoint.dtypes import STORAGE, TORCH_TO_NF4
 from nf4.checkpoint.errors import OptionError
 from nf4.checkpoint.kinds import LAYOUTS, WRITERS
 from nf4.checkpoint.quantize_plan import QuantizeOptions, formats_with
 from nf4.checkpoint.steps import AnyQuantized
-from nf4.cli.console import add_command, add_conversion, add_dtype, progress, text_of
+from nf4.cli.console import add_command, add_conversion, add_dtype, note, progress, text_of
 from nf4.cli.conversion import run_conversion
 
 _DESCRIPTION = """\
@@ -179,7 +179,7 @@ def _settings(options: QuantizeOptions) -> dict[str, Any]:
     return {"format": options.format, **found}
 
 
-def _calibrate(args: argparse.Namespace, options: QuantizeOptions) -> Calibrate | None:
+def _calibrator(args: argparse.Namespace, options: QuantizeOptions) -> Any:
     """Returns what calibrates the weights, for --calibrate."""
     if not args.calibrate:
         if args.device is not None:
@@ -193,14 +193,8 @@ def _calibrate(args: argparse.Namespace, options: QuantizeOptions) -> Calibrate 
     except ImportError as error:
         raise OptionError(f"--calibrate needs torch and transformers: {error}") from None
     ids = windows_of(args.source, texts)
-    calibrator = Calibrator(args.source, options, ids, args.device or "cpu")
-
-    def calibrate(names: list[str]) -> dict[str, AnyQuantized]:
-        with ExitStack() as stack:
-            bar = partial(progress, what="calibration", quiet=args.quiet, unit="layers")
-            return calibrator.calibrate(names, lambda total: stack.enter_context(bar(total)))
-
-    return calibrate
+    say = (lambda _: None) if args.quiet else note
+    return Calibrator(args.source, options, ids, args.device or "cpu", args.destination, say)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -213,16 +207,22 @@ def run(args: argparse.Namespace) -> int:
         **_chosen(args),
     )
 
-    calibrate = _calibrate(args, options)
+    calibrator = _calibrator(args, options)
+
+    def calibrate(names: list[str]) -> dict[str, AnyQuantized]:
+        with ExitStack() as stack:
+            bar = partial(progress, what="calibration", quiet=args.quiet, unit="layers")
+            return calibrator.calibrate(names, lambda total: stack.enter_context(bar(total)))
 
     def convert(advance: Any) -> Any:
-        return quantize_checkpoint(
-            args.source,
-            args.destination,
-            options,
-            replace=args.force,
-            progress=advance,
-            calibrate=calibrate,
-        )
+        with calibrator or nullcontext():
+            return quantize_checkpoint(
+                args.source,
+                args.destination,
+                options,
+                replace=args.force,
+                progress=advance,
+                calibrate=calibrate if calibrator else None,
+            )
 
     return run_conversion(args, convert, _settings(options), "quantized")

@@ -48,7 +48,7 @@ def quantize_model(
     format: Literal["nf4", "fp4", "int4", "mxfp4", "nvfp4"] = "nf4",
     skip: Sequence[str] = (),
     only: Sequence[str] = (),
-    blocksize: int = 64,
+    blocksize: int | None = None,
     nested: bool = True,
     layout: Int4Layout | Literal["modelopt", "gpt-oss"] = "compressed-tensors",
     group_size: int = 128,
@@ -70,7 +70,8 @@ def quantize_model(
                  same: embeddings, output heads, routers, experts (but see below) and tied weights
                  stay dense
     blocksize, nested
-                 for "nf4" and "fp4": weights that share a scale, and whether scales have 8 bits
+                 for "nf4" and "fp4": weights that share a scale, by default 64, and whether scales
+                 have 8 bits. Blocks of "mxfp4" have 32 weights, and those of "nvfp4" 16
     layout       for "int4", as in quantize_int4. For "mxfp4" "compressed-tensors" or "gpt-oss",
                  which has the experts of gpt-oss alone; for "nvfp4" "compressed-tensors" or
                  "modelopt". A layer that the layout cannot hold stays dense

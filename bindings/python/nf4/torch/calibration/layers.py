@@ -48,10 +48,15 @@ def _x_of(found: Any) -> Tensor:
 
 
 def decoder_layers(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
-    """Returns the modules of the nn.ModuleList that has the most of the layers `names`, by name.
+    """Returns the modules of the nn.ModuleList that has the most of the layers `names`, by name. If
+    the model says which part is its decoder, other parts, such as a vision tower, are left out.
     Raises InvalidArgument if no list has any."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    within = set(decoder.modules())
     modules = model.named_modules()
-    lists = {name: each for name, each in modules if isinstance(each, nn.ModuleList)}
+    lists = {
+        name: each for name, each in modules if isinstance(each, nn.ModuleList) and each in within
+    }
     counts = {list: sum(name.startswith(f"{list}.") for name in names) for list in lists}
     # A list within another one has no more layers, and comes later.
     best = max(counts, key=counts.__getitem__, default="")
@@ -67,13 +72,18 @@ def round_layers(
     batches: Sequence[Tensor],
     rounds: Round,
     advance: Callable[[str], None] = lambda name: None,
+    restore: Callable[[str], bool] = lambda name: False,
 ) -> None:
     """Calls rounds(name, layer, seen) for the linear layers `names` in the order in which the model
     calls them. `rounds` changes or replaces the layer; what later layers see follows from that.
-    Layers that are not called for the first batch, or not in a decoder layer, are left out.
+    Layers that are not called for the first batch, or not in a decoder layer, are left out. If a
+    decoder layer calls a layer several times, x of all these calls counts, and what later calls see
+    before the layer is rounded.
 
     batches   token ids, [windows, tokens] each
     advance   called with the name of each decoder layer that is done
+    restore   called with the name of each decoder layer at its turn; true if it has rounded its
+              linear layers itself
 
     Memory beside the model: the x of a decoder layer for all tokens, and x x^T of a linear layer.
     Raises InvalidArgument for a model without decoder layers, or whose decoder layers are not
@@ -82,17 +92,24 @@ def round_layers(
     decoders = decoder_layers(model, names)
     calls = _first_calls(model, decoders, batches)
     for name, following in zip(decoders, [*list(decoders)[1:], None], strict=True):
-        own = {each: model.get_submodule(each) for each in names if each.startswith(f"{name}.")}
-        for group in _groups(decoders[name], own, calls[name]):
-            seen = _seen(decoders[name], own[group[0]], calls[name])
-            if not seen.hessian.isfinite().all():
-                raise InvalidArgument(f"{group[0]}: x has NaN or Inf for the calibration")
-            for each in group:
-                rounds(each, own[each], seen)
+        if not restore(name):
+            own = {each: model.get_submodule(each) for each in names if each.startswith(f"{name}.")}
+            _round_decoder(decoders[name], own, calls[name], rounds)
         for batch in range(len(batches)) if following else ():
             calls[following].x.append(calls[name].run(decoders[name], batch))
         del calls[name]
         advance(name)
+
+
+def _round_decoder(
+    decoder: nn.Module, own: Mapping[str, nn.Module], calls: _Calls, rounds: Round
+) -> None:
+    for group, once in _groups(decoder, own, calls):
+        seen = _seen(decoder, own[group[0]], calls, once)
+        if not seen.hessian.isfinite().all():
+            raise InvalidArgument(f"{group[0]}: x has NaN or Inf for the calibration")
+        for each in group:
+            rounds(each, own[each], seen)
 
 
 @contextlib.contextmanager
@@ -157,26 +174,33 @@ def _same(x: Tensor, made: Tensor) -> bool:
     return x is made or torch.equal(x, made.to(x.device))
 
 
-def _groups(decoder: nn.Module, own: Mapping[str, nn.Module], calls: _Calls) -> list[list[str]]:
-    """Returns the linear layers in the order of their calls; those that get the same x are
-    together."""
-    groups: list[tuple[Tensor, list[str]]] = []
+def _groups(
+    decoder: nn.Module, own: Mapping[str, nn.Module], calls: _Calls
+) -> list[tuple[list[str], bool]]:
+    """Returns the linear layers in the order of their first calls, with whether it is the only one.
+    Those that get the same x in their only call are together."""
+    xs: dict[str, list[Tensor]] = {}
 
     def hook(name: str) -> _Hook:
         def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
-            if groups and groups[-1][0] is args[0]:
-                groups[-1][1].append(name)
-            elif not any(name in names for _, names in groups):
-                groups.append((args[0], [name]))
+            xs.setdefault(name, []).append(args[0])
 
         return keep
 
     with _hooked({each: hook(name) for name, each in own.items()}):
         calls.run(decoder, 0)
-    return [names for _, names in groups]
+    groups: list[tuple[list[str], bool]] = []
+    for name, (x, *more) in xs.items():
+        last = groups[-1] if groups else None
+        if last and last[1] and not more and xs[last[0][0]][0] is x:
+            last[0].append(name)
+        else:
+            groups.append(([name], not more))
+    return groups
 
 
-def _seen(decoder: nn.Module, layer: nn.Module, calls: _Calls) -> Seen:
+def _seen(decoder: nn.Module, layer: nn.Module, calls: _Calls, once: bool) -> Seen:
+    """once: whether the decoder layer calls the layer no more than once."""
     sums, tokens = [], 0
 
     def add(_: nn.Module, args: tuple[Any, ...]) -> None:
@@ -184,7 +208,8 @@ def _seen(decoder: nn.Module, layer: nn.Module, calls: _Calls) -> Seen:
         x = args[0].flatten(0, -2).float()
         tokens += len(x)
         sums[:] = [x.T @ x + sums[0] if sums else x.T @ x]
-        raise _Stop
+        if once:
+            raise _Stop
 
     with _hooked({layer: add}):
         for batch in range(len(calls.x)):

@@ -32,11 +32,15 @@ class Quantized(Protocol):
 
 def require(ids: Tensor, options: QuantizeOptions, model: PreTrainedModel) -> None:
     """Raises InvalidArgument for options without calibration, and for wrong token ids."""
-    if options.format not in FORMATS or options.experts:
-        given = "experts" if options.experts else f'format "{options.format}"'
+    if options.format not in FORMATS:
         raise InvalidArgument(
-            f"calibration is given with {given}; expected one of {', '.join(FORMATS)}, and stacks "
-            f"of experts left dense"
+            f'calibration is given with format "{options.format}"; expected one of '
+            f"{', '.join(FORMATS)}"
+        )
+    if options.experts:
+        raise InvalidArgument(
+            "calibration is given with experts=True; expected False, since stacks of experts are "
+            "not calibrated"
         )
     if options.format == "int4" and not options.symmetric:
         raise InvalidArgument(
@@ -69,10 +73,11 @@ def replace(
     ids: Tensor,
     quantized: Quantized,
     advance: Callable[[str], None] = lambda name: None,
+    restore: Callable[[str], bool] = lambda name: False,
 ) -> None:
     """Replaces the dense layers of `names` that see enough of these tokens, in the order of the
-    calls: each is calibrated by what it sees when those before it are in 4 bits. advance: called
-    with the name of each decoder layer that is done."""
+    calls: each is calibrated by what it sees when those before it are in 4 bits. advance and
+    restore: as for round_layers."""
 
     def rounds(name: str, layer: nn.Module, seen: Seen) -> None:
         if seen.tokens >= _FLOOR and not is_in_4_bits(layer):
@@ -82,7 +87,7 @@ def replace(
     training = {name for name, each in model.named_modules() if each.training}
     model.eval()
     try:
-        round_layers(model, names, batches, rounds, advance)
+        round_layers(model, names, batches, rounds, advance, restore)
     finally:
         for name, each in model.named_modules():
             each.training = name in training

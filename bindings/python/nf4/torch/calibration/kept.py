@@ -1,0 +1,111 @@
+"""The decoder layers that an unfinished calibration has quantized, in a folder beside the output.
+Imports safetensors' part for torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from contextlib import suppress
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from nf4.checkpoint.errors import FormatError, OutputRefused
+from nf4.checkpoint.steps import AnyQuantized
+from nf4.int4 import Int4Tensor
+from nf4.tensor import QuantizedTensor
+
+_KINDS = {kind.__name__: kind for kind in (QuantizedTensor, Int4Tensor)}
+
+
+class Kept:
+    """A file for each decoder layer, counted from 0, with the 4-bit weights of the layer by their
+    tensors' names. Files are written in the order of the layers, each whole or not at all.
+
+    path     the folder, which is made. Another process that uses it is an OutputRefused
+    inputs   a digest of what the weights follow from. Files of other inputs are removed
+    device   where weights are loaded
+    """
+
+    def __init__(self, path: str, inputs: str, device: torch.device):
+        self.path, self._inputs, self._device = path, inputs, device
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise OutputRefused(f"{path}: another calibration for this output is running") from None
+        except OSError:  # a file system without locks
+            pass
+        self.count = self._counted()
+        self.is_of_other_inputs = self.count > 0 and self._read(0) is None
+        if self.is_of_other_inputs:
+            for name in os.listdir(path):
+                os.unlink(os.path.join(path, name))
+            self.count = 0
+
+    def load(self, layer: int) -> dict[str, AnyQuantized] | None:
+        """The weights of a decoder layer; None if it is not kept."""
+        return self._read(layer) if layer < self.count else None
+
+    def save(self, layer: int, weights: dict[str, AnyQuantized]) -> None:
+        tensors, others = {}, {}
+        for name, weight in weights.items():
+            fields = {each.name: getattr(weight, each.name) for each in dataclasses.fields(weight)}
+            parts = {key: part for key, part in fields.items() if isinstance(part, Tensor)}
+            tensors |= {f"{key}:{name}": part.contiguous() for key, part in parts.items()}
+            rest = {key: value for key, value in fields.items() if key not in parts}
+            others[name] = {"kind": type(weight).__name__, "fields": rest}
+        metadata = {"inputs": self._inputs, "weights": json.dumps(others)}
+        path = self._path(layer)
+        with open(f"{path}.part", "wb") as file:
+            file.write(safetensors.torch.save(tensors, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}.part", path)
+        self.count = layer + 1
+
+    def close(self) -> None:
+        """Lets other processes use the folder, which goes if it is empty."""
+        if self._lock >= 0:
+            with suppress(OSError):
+                os.rmdir(self.path)
+            os.close(self._lock)
+            self._lock = -1
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path)
+        self.close()
+
+    def _path(self, layer: int) -> str:
+        return os.path.join(self.path, f"{layer}.safetensors")
+
+    def _counted(self) -> int:
+        count = 0
+        while os.path.exists(self._path(count)):
+            count += 1
+        return count
+
+    def _read(self, layer: int) -> dict[str, AnyQuantized] | None:
+        path = self._path(layer)
+        try:
+            with safetensors.safe_open(path, framework="pt", device=str(self._device)) as file:
+                metadata = file.metadata() or {}
+                if metadata.get("inputs") != self._inputs:
+                    return None
+                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except safetensors.SafetensorError as error:
+            reason = f"{error}; remove {self.path} to begin anew"
+            raise FormatError(path, f"not valid safetensors: {reason}") from None
+        found = json.loads(metadata["weights"])
+        for key, part in parts.items():
+            field, _, name = key.partition(":")
+            found[name]["fields"][field] = part
+        return {name: _KINDS[each["kind"]](**each["fields"]) for name, each in found.items()}
