@@ -36,11 +36,19 @@ class Kept:
         self.path, self._inputs, self._device = path, inputs, device
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._lock = os.open(path, flags)
+        try:
+            self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _open(self) -> None:
+        path = self.path
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._lock)
             raise OutputRefused(f"{path}: another calibration for this output is running") from None
         except OSError:  # a file system without locks
             pass
