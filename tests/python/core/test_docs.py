@@ -38,6 +38,7 @@ def test_every_block_is_python():
     counts = {
         "README.md": 2,
         "docs/cli.md": 1,
+        "docs/engines.md": 1,
         "docs/experts.md": 6,
         "docs/python.md": 6,
         "docs/pytorch.md": 5,
