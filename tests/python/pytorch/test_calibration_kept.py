@@ -10,8 +10,8 @@ pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("seeded", "in_process
 torch_cases.require("torch", "transformers", "tokenizers")
 
 import torch  # noqa: E402
-from nf4.checkpoint.errors import FormatError, OutputRefused  # noqa: E402
-from nf4.torch.calibration import checkpoints, kept  # noqa: E402
+from nf4.checkpoint.errors import OutputRefused  # noqa: E402
+from nf4.torch.calibration import checkpoints  # noqa: E402
 from nf4.torch.calibration.kept import Kept  # noqa: E402
 from test_calibration import command, folder_of, huge, llama, text_of, tokens  # noqa: E402
 
@@ -83,7 +83,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(tmp_path, monkeypatch, c
     assert written(tmp_path) == whole and set(tmp_path.iterdir()) == at_rest
 
 
-@pytest.mark.parametrize("other", ["text", "options", "weights"])
+@pytest.mark.parametrize("other", ["text", "options", "weights", "threads"])
 def test_other_inputs_begin_anew(tmp_path, monkeypatch, capsys, other):
     folder_of(llama(), tmp_path / "dense")
     text, words = text_of(tmp_path / "text", tokens()), []
@@ -92,6 +92,8 @@ def test_other_inputs_begin_anew(tmp_path, monkeypatch, capsys, other):
         text_of(text, tokens())
     elif other == "options":
         words = ["--flat"]
+    elif other == "threads":
+        monkeypatch.setattr(checkpoints.torch, "get_num_threads", lambda: 99)
     else:
         folder_of(llama(), tmp_path / "dense")
     capsys.readouterr()
@@ -143,11 +145,36 @@ def test_one_process_at_a_time(tmp_path):
     assert not (tmp_path / "kept").exists()
 
 
-def test_a_damaged_file_is_named(tmp_path):
+def test_files_that_do_not_count_are_removed(tmp_path):
+    """Of other inputs, damaged or left by an interrupted write, and all after them."""
     path, device = tmp_path / "kept", torch.device("cpu")
+
+    def opened(inputs="a"):
+        found = Kept(str(path), inputs, device)
+        found.close()
+        return found.count, found.is_of_other_inputs, sorted(each.name for each in path.glob("*"))
+
     first = Kept(str(path), "a", device)
-    first.save(0, {})
+    for layer in range(4):
+        first.save(layer, {})
     first.close()
-    (path / "0.safetensors").write_bytes(b"damaged")
-    with pytest.raises(FormatError, match=r"0\.safetensors: not valid safetensors: .*; remove"):
-        kept.Kept(str(path), "a", device)
+    (path / "2.safetensors").write_bytes(b"damaged")
+    (path / "4.safetensors.part").write_bytes(b"")
+    names = ["0.safetensors", "1.safetensors"]
+    assert opened() == (2, False, names)
+    other = Kept(str(path), "b", device)
+    other.close()
+    assert other.is_of_other_inputs and not path.exists()
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    kept = Kept(str(tmp_path / "kept"), "a", torch.device("cpu"))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kept.save(0, {})
+    kept.close()
+    assert not list(tmp_path.iterdir())

@@ -24,7 +24,7 @@ from nf4.checkpoint.quantize_plan import QuantizeOptions
 from nf4.checkpoint.steps import AnyQuantized
 from nf4.checkpoint.transaction import hidden_beside
 from nf4.errors import InvalidArgument
-from nf4.info import version
+from nf4.info import cpu_variant, version
 from nf4.int4 import Int4Tensor
 from nf4.torch import comparing
 from nf4.torch._checks import is_finite, torch_dtype
@@ -159,7 +159,7 @@ class Calibrator:
             "options": dataclasses.asdict(dataclasses.replace(self._options, threads=0)),
             "names": list(names),
             "ids": self._ids.tolist(),
-            "device": str(self._device),
+            "machine": [str(self._device), *_machine(self._device)],
         }
         digest = hashlib.sha256(json.dumps(said).encode())
         with Checkpoint(self._source) as checkpoint:
@@ -241,6 +241,12 @@ class _Taken:
                 replace_one(self._model, name, partial(_layer_of, weight))
                 self.all[tensor] = _on_host(weight)
         return True
+
+
+def _machine(device: torch.device) -> list[str]:
+    """What the order of sums depends on, beside the versions."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_variant()
+    return [name, str(torch.get_num_threads())]
 
 
 def _layer_of(weight: AnyQuantized, layer: nn.Module) -> nn.Module:

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from nf4.checkpoint.errors import FormatError, OutputRefused
+from nf4.checkpoint.errors import OutputRefused
 from nf4.checkpoint.steps import AnyQuantized
 from nf4.int4 import Int4Tensor
 from nf4.tensor import QuantizedTensor
@@ -28,7 +28,8 @@ class Kept:
     tensors' names. Files are written in the order of the layers, each whole or not at all.
 
     path     the folder, which is made. Another process that uses it is an OutputRefused
-    inputs   a digest of what the weights follow from. Files of other inputs are removed
+    inputs   a digest of what the weights follow from. Files of other inputs, and those that are not
+             whole, are removed with all that come after them
     device   where weights are loaded
     """
 
@@ -52,12 +53,13 @@ class Kept:
             raise OutputRefused(f"{path}: another calibration for this output is running") from None
         except OSError:  # a file system without locks
             pass
-        self.count = self._counted()
-        self.is_of_other_inputs = self.count > 0 and self._read(0) is None
-        if self.is_of_other_inputs:
-            for name in os.listdir(path):
-                os.unlink(os.path.join(path, name))
-            self.count = 0
+        self.is_of_other_inputs = self._inputs_of(0) not in (None, self._inputs)
+        self.count = 0
+        while self._inputs_of(self.count) == self._inputs:
+            self.count += 1
+        counted = {os.path.basename(self._path(layer)) for layer in range(self.count)}
+        for name in set(os.listdir(path)) - counted:
+            os.unlink(os.path.join(path, name))
 
     def load(self, layer: int) -> dict[str, AnyQuantized] | None:
         """The weights of a decoder layer; None if it is not kept."""
@@ -73,11 +75,17 @@ class Kept:
             others[name] = {"kind": type(weight).__name__, "fields": rest}
         metadata = {"inputs": self._inputs, "weights": json.dumps(others)}
         path = self._path(layer)
-        with open(f"{path}.part", "wb") as file:
-            file.write(safetensors.torch.save(tensors, metadata))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.part", path)
+        part = f"{path}.part"
+        try:
+            with open(part, "wb") as file:
+                file.write(safetensors.torch.save(tensors, metadata))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part)
+            raise
         self.count = layer + 1
 
     def close(self) -> None:
@@ -95,25 +103,20 @@ class Kept:
     def _path(self, layer: int) -> str:
         return os.path.join(self.path, f"{layer}.safetensors")
 
-    def _counted(self) -> int:
-        count = 0
-        while os.path.exists(self._path(count)):
-            count += 1
-        return count
-
-    def _read(self, layer: int) -> dict[str, AnyQuantized] | None:
-        path = self._path(layer)
+    def _inputs_of(self, layer: int) -> str | None:
+        """The inputs of a file; None if there is none, or it is not whole."""
         try:
-            with safetensors.safe_open(path, framework="pt", device=str(self._device)) as file:
-                metadata = file.metadata() or {}
-                if metadata.get("inputs") != self._inputs:
-                    return None
-                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except safetensors.SafetensorError as error:
-            reason = f"{error}; remove {self.path} to begin anew"
-            raise FormatError(path, f"not valid safetensors: {reason}") from None
-        found = json.loads(metadata["weights"])
+            with safetensors.safe_open(self._path(layer), framework="pt") as file:
+                return (file.metadata() or {}).get("inputs")
+        except (FileNotFoundError, safetensors.SafetensorError):
+            return None
+
+    def _read(self, layer: int) -> dict[str, AnyQuantized]:
+        path, device = self._path(layer), str(self._device)
+        with safetensors.safe_open(path, framework="pt", device=device) as file:
+            weights = json.loads(file.metadata()["weights"])
+            parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for key, part in parts.items():
             field, _, name = key.partition(":")
-            found[name]["fields"][field] = part
-        return {name: _KINDS[each["kind"]](**each["fields"]) for name, each in found.items()}
+            weights[name]["fields"][field] = part
+        return {name: _KINDS[each["kind"]](**each["fields"]) for name, each in weights.items()}
