@@ -7,9 +7,10 @@ readonly BUILD_PTX=$ROOT/build-ptx BUILD_RACE=$ROOT/build-race
 # will compile and the only way to run here what is meant for others; those for racecheck, which
 # does not see what a warp's meeting orders (lib/cuda/ptx/mbarrier.cuh); and the Rust example. Both
 # builds have a format that only core/formats.hpp knows.
+# build_gpu OPTIONS: those of the library, such as -Dgpu_archs=75-ptx,90 for a Hopper GPU alone.
 build_gpu() {
   local catch2 problem format=-DNF4_TEST_FORMAT=1000
-  build -Dgpu_archs=all
+  build -Dgpu_archs=all "$@"
   catch2=$(catch2_include)
   configure "$BUILD_PTX" -Dtests=enabled -Dgpu_archs=75-ptx,80-ptx "-Dcpp_args=$format" "-Dcuda_args=$format" \
     "-Dcatch2_include=$catch2" >&2
@@ -18,7 +19,8 @@ build_gpu() {
     "-Dcuda_args=$format -DNF4_RACECHECK" "-Dcatch2_include=$catch2" >&2
   meson compile -C "$BUILD_RACE" check_cuda >&2
   build_families
-  check_kernels --write
+  [ $# -gt 0 ] || check_kernels --write
+  python3 tests/gpu/sources.py >"$BUILD/gpu-sources"
   problem=$(rust_problem)
   [ -z "$problem" ] || { say "the Rust example is left out: $problem" && return; }
   NF4_LIB_DIR=$BUILD/lib CARGO_TARGET_DIR=$CACHE/rust cargo build --locked -q -p nf4-examples >&2
@@ -75,7 +77,7 @@ build_candle() {
   fi
 }
 
-# gpu [--build | --prebuilt]: builds all and runs it; --build only builds; --prebuilt only runs,
+# gpu [--build OPTIONS | --prebuilt]: builds all and runs it; --build only builds; --prebuilt only runs,
 # on what `./dev gpu --build` made and with the Python that is on PATH. --unverified WHY runs
 # nothing: the record and the pages say that the code has changed.
 gpu() {
@@ -86,7 +88,7 @@ gpu() {
     return
   fi
   if [ "${1:-}" = --build ]; then
-    build_gpu
+    build_gpu "${@:2}"
     return
   fi
   if [ "${1:-}" = --prebuilt ]; then

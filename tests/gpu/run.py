@@ -70,8 +70,16 @@ def environment() -> dict[str, str]:
     return {name: os.environ[name] for name in sorted(names + forced)}
 
 
+def require_built(build: Path, sources: str) -> None:
+    """Raises Failure where `./dev gpu --build` built other code."""
+    made = build / "gpu-sources"
+    if not made.exists() or made.read_text().strip() != sources:
+        raise Failure(f"{build} is not of this code: ./dev gpu --build builds it")
+
+
 def record_of(arguments: argparse.Namespace, device: nf4.Device, folder: Path) -> dict:
     sources, root = source_hash(), arguments.build.parent
+    require_built(arguments.build, sources)
     gpus_at_hand = [device.name, device.device_count, device.driver_version]
     infos = {str(each): steps.family_info(each, each.library(root)) for each in steps.FAMILIES}
     of = {

@@ -140,3 +140,7 @@ def changed(figures: dict, root: Path = ROOT) -> set[str]:
         for name, patterns in FIGURES.items()
         if name in figures and figures[name]["sources"] != source_hash(root, patterns)
     }
+
+
+if __name__ == "__main__":
+    print(source_hash())

@@ -131,10 +131,15 @@ def test_steps_that_are_left_out_are_in_the_record_and_its_warning(
     monkeypatch.setattr(gpu_steps, "examples", lambda build: {})
     monkeypatch.setattr(gpu_steps, "family_info", lambda family, library: {"of": library.parts[-3]})
     monkeypatch.setattr(run, "at_once", lambda steps, gpus, races: dict.fromkeys(steps, ran))
-    arguments = ["run.py", "--no-bench", "--record", str(path)]
+    arguments = ["run.py", "--no-bench", "--record", str(path), "--build", str(tmp_path / "build")]
     skips = [text for name in LEFT_OUT for text in ("--skip", name, "no time")]
     monkeypatch.setattr(sys, "argv", [*arguments, *skips])
-    assert run.main() == 0
+    (tmp_path / "build").mkdir()
+    assert run.main() == 1 and not path.exists()  # nothing says what was built
+    built = tmp_path / "build" / "gpu-sources"
+    for code, status in (("other", 1), (sources.source_hash(), 0)):
+        built.write_text(f"{code}\n")
+        assert run.main() == status and path.exists() == (not status)
     record, skipped = run.records.load(path), {"skipped": "no time"}
     steps = record["compute-sanitizer"]
     assert steps == dict.fromkeys(gpu_steps.SANITIZER_STEPS, ran) | {"racecheck": skipped}
