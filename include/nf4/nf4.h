@@ -368,8 +368,8 @@ NF4_API nf4_status nf4_matmul_workspace_size(const nf4_tensor *weight, const nf4
  * Further differences from exact arithmetic:
  *   rounding    u is the largest relative error of a rounding to the dtype: 2^-8 in bf16 and
  *               2^-11 in fp16. Rounding y changes it by up to u |y|. In 16 bits the entries, or
- *               the entries times the scale, may be rounded to the dtype before; in the latter
- *               case an entry may be off by up to u / 6 before it is scaled. Each product
+ *               the entries times the scale, may first be rounded to the dtype. If the scaled
+ *               entries are, an entry may be off by up to u / 6 before it is scaled. Each product
  *               x * (entry * scale) is thus off by up to 7/6 u of itself and, in fp16, by up to
  *               2^-24 |x| (1 + |scale| times the largest entry) more, because small numbers
  *               are subnormal. Roundings of the sum in binary32 are additional. If the scaled

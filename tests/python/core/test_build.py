@@ -317,10 +317,10 @@ def test_the_wheels_of_cuda_12_are_not_there(backend, monkeypatch, tmp_path):
 
 def test_wheels_in_a_folder_that_is_read_only(backend, monkeypatch, tmp_path, wheels_of_cuda_12):
     """The toolkit lies in the user's cache. If that is read-only too, a sentence says so."""
-    compose, readable = backend.nf4_toolkit.compose, {tmp_path / "nf4_toolkit"}
+    compose, read_only = backend.nf4_toolkit.compose, {tmp_path / "nf4_toolkit"}
 
     def compose_where_writable(folder, *parts):
-        if folder in readable:
+        if folder in read_only:
             raise PermissionError(13, "Permission denied", str(folder))
         return compose(folder, *parts)
 
@@ -331,7 +331,7 @@ def test_wheels_in_a_folder_that_is_read_only(backend, monkeypatch, tmp_path, wh
     cache = tmp_path / "cache" / "libnf4" / "nf4_toolkit"
     backend.cuda_environment()
     assert [parts[0] for parts in wheels_of_cuda_12] == [cache]
-    readable.add(cache)
+    read_only.add(cache)
     with pytest.raises(SystemExit, match="no toolkit .*denied: .*cache.*; NF4_CUDA_DRIVER=13"):
         backend.cuda_environment()
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")  # not a folder of the user's

@@ -248,7 +248,8 @@ def _driver_text(gpu: dict[str, Any]) -> str:
     runtime = gpu["runtime_version"]
     first = _DRIVERS.get(runtime // 1000, "newer")
     branch = _branch_of(gpu["compute_capability"])
-    needed = f"; this GPU needs a driver from {branch} on" if branch > first else ""
+    is_later = branch and first != "newer" and int(branch) > int(first.partition(".")[0])
+    needed = f"; this GPU needs a driver from {branch} on" if is_later else ""
     return (
         f"{name} for {_cuda_version(gpu['driver_version'])}; this libnf4 has the runtime of "
         f"{_cuda_version(runtime)}, for drivers from {first} on{needed}"

@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
     add_conversion(parser)
     parser.add_argument(
         "--format",
-        choices=(*FORMATS, *(WRITERS.keys() - FORMATS)),
+        choices=(*FORMATS, *(each for each in WRITERS if each not in FORMATS)),
         default="nf4",
         help="(default: nf4)",
     )
