@@ -38,7 +38,7 @@ def installed(tmp_path):
 
 
 @pytest.fixture
-def doctor(installed, monkeypatch, capsys):
+def doctor(installed, tmp_path, monkeypatch, capsys):
     """Returns what nf4 doctor says of bitsandbytes in that environment. The process that it asks is
     a fork of one that has imported torch."""
 
@@ -53,7 +53,7 @@ def doctor(installed, monkeypatch, capsys):
 
     subprocesses = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(doctor_bitsandbytes, "subprocess", subprocesses)
-    monkeypatch.setattr(doctor_bitsandbytes, "_is_found", lambda: True)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setenv("NF4_BITSANDBYTES", "1")
     return report
 
@@ -160,9 +160,10 @@ def test_a_peft_that_cannot_be_imported(doctor, tmp_path):
 def test_doctor_says_why_nothing_is_served(monkeypatch):
     assert doctor_bitsandbytes.diagnose(None)["reason"] == "not installed"
     monkeypatch.setenv("NF4_BITSANDBYTES", "1")
-    monkeypatch.setattr(doctor_bitsandbytes.metadata, "entry_points", lambda group: [])
+    found = []
+    monkeypatch.setattr(doctor_bitsandbytes.metadata, "entry_points", lambda group: found)
     assert "not installed by pip" in doctor_bitsandbytes.diagnose("0.50.2")["reason"]
-    monkeypatch.setattr(doctor_bitsandbytes, "_is_found", lambda: True)
+    found.append(SimpleNamespace(name="nf4"))
     monkeypatch.setattr(doctor_bitsandbytes, "_PROBE", "raise ImportError('no such GPU')")
     report = doctor_bitsandbytes.diagnose("0.50.2")
     assert report["reason"] == "it cannot be imported: ImportError: no such GPU"

@@ -62,20 +62,24 @@ def test_generation_and_compilation():
     assert torch.equal(made, theirs)
 
 
-def routed(tokens, experts, top_k=2):
+DTYPES = torch.int64, torch.int32, torch.uint8
+EXPERTS = 6
+
+
+def routed(tokens, experts, dtype=torch.int64, top_k=2):
     x = torch.randn(tokens, 64, requires_grad=True)
-    chosen = torch.rand(tokens, experts).topk(top_k).indices
+    chosen = torch.rand(tokens, experts).topk(top_k).indices.to(dtype)
     return x, chosen, torch.rand(tokens, top_k)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_few_compiled_rows_are_routed_as_eager_ones(dtype):
     compiled = torch.compile(_routing, backend="aot_eager", fullgraph=True, dynamic=True)
     for tokens in (1, 5, 32):
         # Parallel ranks number the experts of others behind their own: rows of no expert.
-        _, chosen, _ = routed(tokens, 6 + 1)
+        _, chosen, _ = routed(tokens, EXPERTS + 1, dtype)
         for found, expected in zip(
-            compiled(chosen.to(dtype), 6)[:2], _routing(chosen.to(dtype), 6)[:2], strict=True
+            compiled(chosen, EXPERTS)[:2], _routing(chosen, EXPERTS)[:2], strict=True
         ):
             assert torch.equal(found, expected) and found.dtype == torch.int32
 
@@ -85,8 +89,8 @@ def test_few_compiled_rows_are_multiplied_as_eager_ones():
     quantize_model(model, experts=True)
     experts = model.model.layers[0].mlp.experts
     layer = torch.compile(experts, backend="aot_eager", fullgraph=True, dynamic=True)
-    for tokens in (1, 5, 32):
-        x, chosen, weights = routed(tokens, experts.num_experts)
+    for tokens, dtype in zip((1, 5, 32), DTYPES, strict=True):
+        x, chosen, weights = routed(tokens, experts.num_experts, dtype)
         y, expected = layer(x, chosen, weights), experts(x, chosen, weights)
         torch.testing.assert_close(y, expected)
         dy = torch.randn_like(y)

@@ -5,6 +5,7 @@ import os
 import shutil
 import struct
 import subprocess
+from pathlib import Path
 
 import nf4
 import numpy as np
@@ -24,21 +25,21 @@ pytestmark = pytest.mark.interop
 TOKENS = 64
 # Lengths of the prompts of a batch; the last is computed in two chunks.
 LENGTHS = (5, 1, 520)
-# Of the largest logit; the weights make much of roundings.
-BF16_BOUND = 1e-1
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
-# What a config has beside the usual, and what `nf4 quantize` is told.
+# What a config has beside the usual, what `nf4 quantize` is told, and a bound of the error in bf16,
+# relative to the largest logit. Weights make much of roundings: errors are 4 %, 1.5 % and 3 %.
 MODELS = {
-    "nf4": ({}, {}),
+    "nf4": ({}, {}, 6e-2),
     "fp4, flat, tied, biases, llama3": (
         {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
          "rope_parameters": LLAMA3, "num_key_value_heads": 1, "head_dim": 32},
         {"format": "fp4", "nested": False, "blocksize": 128, "skip": ("k_proj",)},
+        3e-2,
     ),
-    "shards, a head of 4 bits": ({}, {"only": ("*_proj", "lm_head")}),
+    "shards, a head of 4 bits": ({}, {"only": ("*_proj", "lm_head")}, 6e-2),
 }  # fmt: skip
 
 
@@ -69,11 +70,15 @@ def make(folder, more, options, shards=False):
     return folder / "4-bit", model
 
 
-def run(folder, *arguments):
-    command = [program(), folder, "--cpu", "--threads", "1", *arguments]
+def run(folder, *arguments, llama=None):
+    command = [llama or program(), folder, "--cpu", "--threads", "1", *arguments]
     return subprocess.run(
         [str(each) for each in command], capture_output=True, text=True, errors="surrogateescape"
     )
+
+
+def are_bf16(logits):
+    return not (logits.view(np.uint32) & 0xFFFF).any()
 
 
 def check(folder, model, file, lengths=LENGTHS, count=TOKENS, options=(), bound=1e-4):
@@ -87,14 +92,19 @@ def check(folder, model, file, lengths=LENGTHS, count=TOKENS, options=(), bound=
     assert result.returncode == 0, result.stderr
     chosen = [[int(token) for token in line.split(",")] for line in result.stdout.split()]
     logits = np.fromfile(file, np.float32).reshape(count, len(prompts), vocabulary)
+    is_bf16 = "--bf16" in options
+    assert are_bf16(logits) == is_bf16
     for i, prompt in enumerate(prompts):
         assert len(chosen[i]) == count
         tokens = torch.cat([prompt, torch.tensor(chosen[i])])
         with torch.no_grad():
             expected = model(tokens[None]).logits[0, len(prompt) - 1 : -1]
         error = (torch.from_numpy(logits[:, i]) - expected).abs().max().item()
-        allowed = bound * expected.abs().max().item()
+        largest = expected.abs().max().item()
+        allowed = bound * largest
         assert error < allowed
+        # Rounding the logits of an fp32 run would add less.
+        assert not is_bf16 or error > 2**-8 * largest
         # The largest logit, or one that is equal to it but for rounding.
         taken = expected.gather(1, torch.tensor(chosen[i])[:, None])[:, 0]
         assert (expected.amax(1) - taken).max() <= 2 * allowed
@@ -103,7 +113,7 @@ def check(folder, model, file, lengths=LENGTHS, count=TOKENS, options=(), bound=
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("case", MODELS)
 def test_as_transformers(tmp_path, case):
-    more, options = MODELS[case]
+    more, options, _ = MODELS[case]
     folder, model = make(tmp_path, more, options, shards="shards" in case)
     check(folder, model, tmp_path / "logits")
 
@@ -111,9 +121,9 @@ def test_as_transformers(tmp_path, case):
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("case", MODELS)
 def test_bf16_as_transformers(tmp_path, case):
-    more, options = MODELS[case]
+    more, options, bound = MODELS[case]
     folder, model = make(tmp_path, more, options, shards="shards" in case)
-    check(folder, model, tmp_path / "logits", options=["--bf16"], bound=BF16_BOUND)
+    check(folder, model, tmp_path / "logits", options=["--bf16"], bound=bound)
 
 
 def test_attention_by_tiles(tmp_path):
@@ -190,6 +200,28 @@ def test_threads_share_attention(golden, tmp_path, dtype):
         options = [*dtype, "--tokens", 1, "--threads", threads, "--logits", file]
         assert run(golden, *options, prompt).returncode == 0
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_bf16_compiled_for_avx2(golden, tmp_path):
+    """The program has products of its own for that; Meson compiles it for any CPU."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists() or "avx2" not in info.read_text().split():
+        pytest.skip("no AVX2")
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    library, llama = nf4.get_library(), tmp_path / "llama"
+    source = ROOT / "examples" / "cpp" / "llama" / "main.cpp"
+    command = [compiler, "-std=c++17", "-mavx2", "-Wno-psabi", "-pthread", f"-I{ROOT / 'include'}"]
+    command += [source, library, f"-Wl,-rpath,{Path(library).parent}", "-o", llama]
+    subprocess.run(command, check=True)
+    expected = json.loads((golden / "expected.json").read_text())
+    options = ["--bf16", "--tokens", 1, "--logits", tmp_path / "logits"]
+    result = run(golden, *options, ",".join(map(str, expected["prompt"])), llama=llama)
+    assert result.returncode == 0, result.stderr
+    logits = np.fromfile(tmp_path / "logits", np.float32)
+    error = np.sqrt(np.square(logits - expected["logits"]).mean())
+    assert are_bf16(logits) and error < 2 * expected["bf16_rms_error"][0]
 
 
 def answer(folder):
