@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cuda/backend.hpp"
+#include "cuda/costs/built_in.hpp"
 #include "cuda/costs/gpu.hpp"
 #include "cuda/dequant/int4_kernels.hpp"
 #include "cuda/dequant/kernels.hpp"
@@ -57,9 +58,9 @@ nf4_status device_info(int index, nf4_device &info) {
   std::strncpy(info.dequant_variant, family->name, sizeof info.dequant_variant - 1);
   info.shared_memory_bytes = device.shared_bytes;
   LaunchTarget target{device, family, nullptr};
-  CostedGpu gpu;
-  info.timed =
-      facts_of(target).wgmma || (find_costed_gpu(target, gpu) && have_built_in_costs_of(gpu));
+  info.timed = facts_of(target).wgmma;
+  if (CostedGpu gpu; !info.timed && have_built_in_costs() && find_costed_gpu(target, gpu))
+    info.timed = have_built_in_costs_of(gpu);
   error = load_all_kernels(device, *family);
   return error == cudaSuccess ? NF4_STATUS_OK : fail_cuda(error, "loading the kernels");
 }
