@@ -62,7 +62,7 @@ MAY_INCLUDE = {
     | {"cuda/costs", "cuda/dequant", "cuda/matmul", "cuda/matmul/mma", "cuda/matmul/multistage"}
     | {"cuda/matmul_grouped"},
     "cuda/info.cpp": _OPERATION
-    | {"cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/lora"}
+    | {"cuda/costs", "cuda/dequant", "cuda/quantize", "cuda/permute", "cuda/lora"}
     | {"cuda/matmul", "cuda/matmul_grouped"},
     "api": {"api", "cpu/backend.hpp", "cuda", "core", "shared", "header"},
 }
