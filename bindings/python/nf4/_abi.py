@@ -235,7 +235,7 @@ FUNCTIONS = {
     "nf4_device_info": (Status, [c_int32, POINTER(Device)]),
     "nf4_cpu_variant": (c_char_p, []),
 }
-# What each descriptor of a weight has.
+# Each descriptor of a weight has these functions.
 for _kind in ("nf4", "nf4_int4"):
     FUNCTIONS |= {
         f"{_kind}_dequant_launch": (Status, [c_void_p, c_void_p, Dtype, Stream]),
@@ -251,7 +251,7 @@ for _kind in ("nf4", "nf4_int4"):
             [c_void_p, c_void_p, c_size_t, c_int32, POINTER(c_int32), POINTER(c_char_p)],
         ),
     }
-# What each product has.
+# Each product has these functions.
 for _product in (
     *("nf4_matmul", "nf4_matmul_grad", "nf4_matmul_grouped", "nf4_matmul_grouped_grad"),
     *("nf4_int4_matmul", "nf4_int4_matmul_grouped"),

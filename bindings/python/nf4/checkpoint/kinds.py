@@ -69,7 +69,7 @@ KINDS = (
         int4_plan.WRITER,
     ),
 )
-# By format, in the order in which messages list them. Other formats are of bitsandbytes.
+# Rows are in the order in which messages list formats. Other formats are of bitsandbytes.
 WRITERS = {format: kind.writer for kind in reversed(KINDS) for format in kind.writer.layouts}
 LAYOUTS = [*dict.fromkeys(each for name, of in WRITERS.items() for each in of.layouts[name])]
 

@@ -45,7 +45,7 @@ pub enum GlobalScale {
     Divisor,
 }
 
-/// What the scales of blocks are.
+/// Says what the scales of blocks are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScaleKind {
     /// Floats, which may be nested.
@@ -67,7 +67,7 @@ impl Format {
         }
     }
 
-    /// What the scales of its blocks are.
+    /// Returns what the scales of its blocks are.
     pub(crate) const fn scales(self) -> ScaleKind {
         match self {
             Format::Nf4 | Format::Fp4 => ScaleKind::Floats,

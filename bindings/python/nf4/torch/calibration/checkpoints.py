@@ -212,7 +212,7 @@ class _Taken:
         self._model, self._decoders, self._make, self._kept = model, decoders, make, kept
         self._places, self._dtypes = places, dtypes
         self.all: dict[str, AnyQuantized] = {}
-        # Those of the decoder layer at hand, on the device.
+        # The weights of the decoder layer at hand are on the device.
         self._own: dict[str, AnyQuantized] = {}
 
     def quantized(self, name: str, layer: nn.Module, seen: Seen | None = None) -> nn.Module:
