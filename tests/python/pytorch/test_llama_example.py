@@ -29,8 +29,9 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
-# A row has what a config has beside the usual, what `nf4 quantize` is told, and a bound of the error in
-# bf16, relative to the largest logit. Weights make much of roundings: errors are 4 %, 1.5 % and 3 %.
+# A row has what a config has beside the usual, what `nf4 quantize` is told, and a bound of the
+# error in bf16, relative to the largest logit. Weights make much of roundings: errors are 4 %,
+# 1.5 % and 3 %.
 MODELS = {
     "nf4": ({}, {}, 6e-2),
     "fp4, flat, tied, biases, llama3": (
