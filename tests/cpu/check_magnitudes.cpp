@@ -101,6 +101,19 @@ nf4_tensor codes_of(int64_t rows, int64_t cols, std::vector<uint8_t> &packed,
   return weight;
 }
 
+// m rows of x, and of y, next to each other.
+nf4_matmul_args args_of(const std::vector<BFloat16> &x, std::vector<BFloat16> &y, int m) {
+  nf4_matmul_args args{};
+  args.struct_size = sizeof args;
+  args.dtype = NF4_DTYPE_BF16;
+  args.m = m;
+  args.x = x.data();
+  args.x_stride = static_cast<int64_t>(x.size()) / m;
+  args.y = y.data();
+  args.y_stride = static_cast<int64_t>(y.size()) / m;
+  return args;
+}
+
 // Every variant's y, for rows of x that are next to each other, is this number everywhere.
 template <int M, int Rows, class Multiply>
 void check_all(const std::vector<BFloat16> &x, float expected, Multiply multiply) {
@@ -108,14 +121,7 @@ void check_all(const std::vector<BFloat16> &x, float expected, Multiply multiply
     if (!variant.supported()) continue;
     const ForcedVariant forced(variant);
     std::vector<BFloat16> y(M * Rows);
-    nf4_matmul_args args{};
-    args.struct_size = sizeof args;
-    args.dtype = NF4_DTYPE_BF16;
-    args.m = M;
-    args.x = x.data();
-    args.x_stride = static_cast<int64_t>(x.size()) / M;
-    args.y = y.data();
-    args.y_stride = Rows;
+    const nf4_matmul_args args = args_of(x, y, M);
     INFO(variant.name);
     REQUIRE(multiply(args) == NF4_STATUS_OK);
     for (const BFloat16 each : y) CHECK(to_float(each) == expected);
@@ -194,14 +200,7 @@ TEST_CASE("a sum is finite if it is with the codebook's own entries", "[matmul][
         const std::vector<BFloat16> x(m * kCols, from_float<BFloat16>(of.x));
         std::vector<BFloat16> y(m * kRows);
         const nf4_tensor weight = codes_of(kRows, kCols, packed, absmax, codebook);
-        nf4_matmul_args args{};
-        args.struct_size = sizeof args;
-        args.dtype = NF4_DTYPE_BF16;
-        args.m = m;
-        args.x = x.data();
-        args.x_stride = kCols;
-        args.y = y.data();
-        args.y_stride = kRows;
+        const nf4_matmul_args args = args_of(x, y, m);
         INFO(variant.name << ", codebook times " << of.codebook);
         REQUIRE(nf4_matmul_cpu(&weight, &args, 1) == NF4_STATUS_OK);
         const double exact = double{kCols} * of.codebook * of.x * of.absmax;
@@ -260,14 +259,7 @@ void check_far_apart(int m, int64_t rows, int64_t cols, Multiply multiply, Eleme
       x[i] = from_float<BFloat16>(i % cols % kZeroStep == 0 ? kLarge : number);
     }
     std::vector<BFloat16> y(m * rows);
-    nf4_matmul_args args{};
-    args.struct_size = sizeof args;
-    args.dtype = NF4_DTYPE_BF16;
-    args.m = m;
-    args.x = x.data();
-    args.x_stride = cols;
-    args.y = y.data();
-    args.y_stride = rows;
+    const nf4_matmul_args args = args_of(x, y, m);
     REQUIRE(multiply(args) == NF4_STATUS_OK);
     for (int64_t i = 0; i < m * rows; ++i) {
       double exact = 0, magnitude = 0;

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from nf4 import _abi
 
@@ -102,16 +102,16 @@ def store(text: str) -> Path:
     path = path_of(text.splitlines()[1])
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        file.write(text)
+        file.write(text.encode())
     return path
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[TextIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yields a new file that takes the place of `path` once the caller has written all of it. Any
     exception leaves what was there. Raises OSError."""
     temporary = path.with_name(f".{path.name[:64]}-{secrets.token_hex(8)}")
-    new = open(temporary, "x", encoding="utf-8", newline="\n")  # with the usual permissions
+    new = open(temporary, "xb")  # with the usual permissions
     try:
         with new as file:
             yield file

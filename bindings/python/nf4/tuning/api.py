@@ -124,8 +124,8 @@ def write_report(
     # A folder that cannot be written to is found before the measurement.
     with _costs.replacing(path) as file:
         document = report(device, advance=advance)
-        json.dump(document, file, separators=(",", ":"), allow_nan=False)
-        file.write("\n")
+        text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+        file.write(f"{text}\n".encode())
     return document
 
 

@@ -9,12 +9,14 @@ import json
 import os
 import shutil
 from contextlib import suppress
+from pathlib import Path
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from nf4._costs import replacing
 from nf4.checkpoint.errors import OutputRefused
 from nf4.checkpoint.steps import AnyQuantized
 from nf4.int4 import Int4Tensor
@@ -74,18 +76,8 @@ class Kept:
             rest = {key: value for key, value in fields.items() if key not in parts}
             others[name] = {"kind": type(weight).__name__, "fields": rest}
         metadata = {"inputs": self._inputs, "weights": json.dumps(others)}
-        path = self._path(layer)
-        part = f"{path}.part"
-        try:
-            with open(part, "wb") as file:
-                file.write(safetensors.torch.save(tensors, metadata))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(part)
-            raise
+        with replacing(Path(self._path(layer))) as file:
+            file.write(safetensors.torch.save(tensors, metadata))
         self.count = layer + 1
 
     def close(self) -> None:
